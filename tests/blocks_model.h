@@ -57,8 +57,7 @@ class Model {
     }
     bool full(const Table& table, std::uint32_t slot) const {
         const Block* its = block(table, slot);
-        return its != nullptr &&
-               std::ranges::none_of(its->tokens, [](const Token& token) {
+        return its != nullptr && std::ranges::none_of(its->tokens, [](const Token& token) {
                    return token.key.empty() || token.value.empty();
                });
     }

@@ -22,8 +22,7 @@ struct Case {
 class Sequences : public Sides<Sequence, Table> {
   public:
     explicit Sequences(const Case& c)
-        : Sides({}, c.scheme, c.shape, c.rows),
-          retention_(parse_scheme(c.retention).retention) {
+        : Sides({}, c.scheme, c.shape, c.rows), retention_(parse_scheme(c.retention).retention) {
         store = lowkv::test::make_store(c.budget * plan->exact_bytes());
         sides.push_back({Sequence(store, plan, retention_), {}});
     }
@@ -31,10 +30,10 @@ class Sequences : public Sides<Sequence, Table> {
     static std::span<const Kind<Sequences>> kinds() {
         using S = Sequences;
         static constexpr Kind<S> all[] = {
-            {"append", 30, &S::append},    {"truncate", 10, &S::truncate},
-            {"pack", 15, &S::pack},        {"fork", 8, &S::fork},
-            {"leave", 4, &S::leave},       {"begin", 6, &S::begin},
-            {"commit", 3, &S::commit},     {"roll back", 5, &S::rollback},
+            {"append", 30, &S::append},     {"truncate", 10, &S::truncate},
+            {"pack", 15, &S::pack},         {"fork", 8, &S::fork},
+            {"leave", 4, &S::leave},        {"begin", 6, &S::begin},
+            {"commit", 3, &S::commit},      {"roll back", 5, &S::rollback},
             {"save and load", 4, &S::load}, {"move", 2, &S::move}};
         return all;
     }
@@ -60,8 +59,7 @@ class Sequences : public Sides<Sequence, Table> {
         Buffer keys(plan->rows(), plan->shape(), 1, n), values = keys;
         blocks_test::put(keys, values, 0, tokens);
         std::set<std::uint32_t> slots;
-        for (std::uint32_t i = 0; i < n; ++i)
-            slots.insert((side.now.size + i) / model.tokens());
+        for (std::uint32_t i = 0; i < n; ++i) slots.insert((side.now.size + i) / model.tokens());
         if (!succeeds(model.cost_of_writing(side.now, slots), [&] {
                 side.object.append(rows_of(keys, plan->rows()), rows_of(values, plan->rows()), n);
             }))

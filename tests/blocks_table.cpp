@@ -29,13 +29,12 @@ class Tables : public Sides<Blocks, Table> {
 
     static std::span<const Kind<Tables>> kinds() {
         using T = Tables;
-        static constexpr Kind<T> all[] = {
-            {"write", 40, &T::write},      {"pack", 18, &T::pack},
-            {"gather", 8, &T::gather},     {"put", 6, &T::put},
-            {"drop", 3, &T::drop},         {"fork", 6, &T::fork},
-            {"leave", 4, &T::leave},       {"begin", 5, &T::begin},
-            {"commit", 3, &T::commit},     {"roll back", 4, &T::rollback},
-            {"move", 2, &T::move}};
+        static constexpr Kind<T> all[] = {{"write", 40, &T::write},  {"pack", 18, &T::pack},
+                                          {"gather", 8, &T::gather}, {"put", 6, &T::put},
+                                          {"drop", 3, &T::drop},     {"fork", 6, &T::fork},
+                                          {"leave", 4, &T::leave},   {"begin", 5, &T::begin},
+                                          {"commit", 3, &T::commit}, {"roll back", 4, &T::rollback},
+                                          {"move", 2, &T::move}};
         return all;
     }
 
@@ -100,10 +99,12 @@ class Tables : public Sides<Blocks, Table> {
         if (named) choose_stats(places, rung);
         std::vector<Blocks::Packing> blocks;
         for (const Packing& its : places) blocks.push_back(packing(side, its, named));
-        if (!succeeds(0, [&] {
-                Blocks::pack(blocks,
-                             {.rung = static_cast<std::uint8_t>(rung), .apart = apart}, executor());
-            }) ||
+        if (!succeeds(0,
+                      [&] {
+                          Blocks::pack(blocks,
+                                       {.rung = static_cast<std::uint8_t>(rung), .apart = apart},
+                                       executor());
+                      }) ||
             exact())
             return;
         model.pack(std::move(places), rung, apart || in_step());
@@ -164,8 +165,8 @@ class Tables : public Sides<Blocks, Table> {
             growth += static_cast<long>(model.cost(rung));
             if (model.block(side.now, places[i].slot) != nullptr &&
                 side.now.slots[places[i].slot].use_count() == 1)
-                growth -= static_cast<long>(
-                    model.cost(model.block(side.now, places[i].slot)->rung));
+                growth -=
+                    static_cast<long>(model.cost(model.block(side.now, places[i].slot)->rung));
         }
         Blocks::How how{.rung = static_cast<std::uint8_t>(rung), .rows = &source.object};
         const bool keys_first = rung > 0 && !side.begun && &side != &source && below(2) == 0;
@@ -247,18 +248,19 @@ class Tables : public Sides<Blocks, Table> {
         for (std::uint32_t slot = 0; slot < table.slots() + 1; ++slot) {
             const Block* block = model.block(side.now, slot);
             std::vector<std::byte> copy;
-            const BlockView view = lowkv::test::readable(
-                table.device(), table.view(slot), table.bytes(slot), copy);
+            const BlockView view =
+                lowkv::test::readable(table.device(), table.view(slot), table.bytes(slot), copy);
             const std::size_t rung = block != nullptr ? block->rung : 0;
-            bool same = (view.keys != nullptr) == (block != nullptr) &&
-                        view.packed == (rung > 0) && table.rung(slot) == rung &&
+            bool same = (view.keys != nullptr) == (block != nullptr) && view.packed == (rung > 0) &&
+                        table.rung(slot) == rung &&
                         table.full(slot) == model.full(side.now, slot) &&
                         table.bytes(slot) == (block != nullptr ? model.cost(rung) : 0);
             if (same && rung > 0)
                 same = std::equal(block->bytes.begin(), block->bytes.end(), view.keys);
             if (!same)
-                FAIL("slot ", slot, " of ", table.slots(), ": rung ", int{table.rung(slot)}, ", not ",
-                     rung, "; full ", table.full(slot), ", not ", model.full(side.now, slot));
+                FAIL("slot ", slot, " of ", table.slots(), ": rung ", int{table.rung(slot)},
+                     ", not ", rung, "; full ", table.full(slot), ", not ",
+                     model.full(side.now, slot));
         }
     }
     void check_rows(const Side& side) {

@@ -77,11 +77,11 @@ struct Tables {
 TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     Tables tables("kivi2");
     const std::uint32_t n = tables.n;
-    tables.refuses(tables.gather({0}, range(0, n)));              // packed rows
-    tables.refuses(tables.gather({0}, range(2 * n, n)));          // no rows
-    tables.refuses(tables.gather({0}, range(n, n - 1)));          // too few
-    tables.refuses(tables.gather({0, 0}, range(n, n)));           // twice
-    tables.refuses(tables.gather({0}, range(n, n), {}, 2));       // a rung that there is not
+    tables.refuses(tables.gather({0}, range(0, n)));         // packed rows
+    tables.refuses(tables.gather({0}, range(2 * n, n)));     // no rows
+    tables.refuses(tables.gather({0}, range(n, n - 1)));     // too few
+    tables.refuses(tables.gather({0, 0}, range(n, n)));      // twice
+    tables.refuses(tables.gather({0}, range(n, n), {}, 2));  // a rung that there is not
     tables.refuses(tables.gather({Blocks::max_cells / n}, range(n, n)));
     tables.refuses(tables.gather({0}, range(n, n), Part::values));  // without keys
     tables.gather({0}, range(n, n))();

@@ -153,8 +153,8 @@ inline BlockView readable(const Sequence& sequence, std::uint32_t block,
                           std::vector<std::byte>& copy) {
     const BlockView view = sequence.view(block);
     const Plan& plan = sequence.plan();
-    return readable(sequence.device(), view,
-                    view.packed ? plan.packed_bytes() : plan.exact_bytes(), copy);
+    return readable(sequence.device(), view, view.packed ? plan.packed_bytes() : plan.exact_bytes(),
+                    copy);
 }
 
 }  // namespace lowkv::test

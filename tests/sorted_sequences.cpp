@@ -129,7 +129,8 @@ TEST_CASE("hosts say which blocks belong together") {
     const std::array<std::uint32_t, 4> stats_from{5, Blocks::no_cell, Blocks::no_cell, 4};
     std::vector<Blocks::Packing> places;
     for (std::size_t i = 0; i < slots.size(); ++i)
-        places.push_back({&to, slots[i], stats_from[i], nullptr, std::span(cells).subspan(i * n, n)});
+        places.push_back(
+            {&to, slots[i], stats_from[i], nullptr, std::span(cells).subspan(i * n, n)});
     Blocks::pack(places, {.rung = 1, .rows = &from});
     const auto its = [&](std::uint32_t slot) { return statistics(*plan, bytes(slot)); };
     CHECK(its(2) == its(5));

@@ -1,7 +1,7 @@
 #pragma once
 // Blocks in the order of tokens. A Batch is the sequences of one layer that a host steps together:
-// rows of a batch, beams, samples. All have the same number of tokens. A Sequence is one alone, with
-// rows of floats.
+// rows of a batch, beams, samples. All have the same number of tokens. A Sequence is one alone,
+// with rows of floats.
 //
 //   tokens   [0, sinks)                 exact, whole blocks of the first ones
 //            [packed_first, packed_end) packed; drop_before() moves its begin

@@ -8,8 +8,8 @@
 //
 // Threads: tables that share a store may be used by different threads at once, each by one thread
 // at a time; a store's books are its own to guard. Many threads may attend to a const table as long
-// as none changes it. One thing reaches further than one table: pack() changes a block for all forks
-// that share it, unless it is told to keep them apart, so none of them may be used meanwhile.
+// as none changes it. One thing reaches further than one table: pack() changes a block for all
+// forks that share it, unless it is told to keep them apart, so none of them may be used meanwhile.
 
 #include <cstddef>
 #include <cstdint>
@@ -183,8 +183,9 @@ class Blocks {
     };
     static constexpr std::uint32_t newest = 0xFFFFFFFE;
     struct How {
-        std::uint8_t rung;   // of packing in place above 0
-        bool apart = false;  // a block that other tables share too is replaced, not changed for them
+        std::uint8_t rung;  // of packing in place above 0
+        bool apart =
+            false;  // a block that other tables share too is replaced, not changed for them
         // The keys alone of gathered rows, whose values come long after; later those. The bytes in
         // the end are those of both at once. Until then the blocks must be neither written nor
         // attended to.

@@ -168,8 +168,7 @@ void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> 
     const auto add = [&](const Blocks& table, std::uint32_t number, const Plan* packed_by,
                          const KeyShift* back) {
         AttentionPiece* last = seen.pieces.empty() ? nullptr : &seen.pieces.back();
-        const bool alike =
-            packed_by == nullptr || (last != nullptr && last->plan == packed_by);
+        const bool alike = packed_by == nullptr || (last != nullptr && last->plan == packed_by);
         if (last == nullptr || last->back != back || !alike) {
             const std::uint32_t first = last == nullptr ? 0 : last->first_cell + last->cells;
             last = &seen.pieces.emplace_back();

@@ -159,16 +159,17 @@ class LayerCache {
 
     // What a layer knows of a stream's blocks.
     struct StreamNotes {
-        std::uint64_t written_step = 0;      // the tracker's step that it wrote last
-        std::uint64_t version = 0;           // of the groups that it has followed
+        std::uint64_t written_step = 0;        // the tracker's step that it wrote last
+        std::uint64_t version = 0;             // of the groups that it has followed
         std::vector<std::uint32_t> done = {};  // per unit: the generation that it has followed
-        bool keys_wait = false;              // packed keys do, for their values
+        bool keys_wait = false;                // packed keys do, for their values
         bool rewritten = false;              // a packed row was: its block is exact; or a rung fell
         std::uint32_t readers = 0;           // attention operations since the last write
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
         std::map<std::uint32_t, QueryEnergy> queries = {};  // by history
-        std::vector<std::int32_t> moved = {};  // per unit, as far as any was
-        std::vector<std::uint32_t> open = {};  // units that stay unquantized, the last shifted one last
+        std::vector<std::int32_t> moved = {};               // per unit, as far as any was
+        std::vector<std::uint32_t> open =
+            {};  // units that stay unquantized, the last shifted one last
     };
     struct StreamState : StreamNotes {
         Blocks exact, packed;

@@ -33,7 +33,7 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
     // Kernels look at whole spans, which in pieces begin anywhere.
     const std::uint32_t first_block =
         last_rung() == 1 ? first_seen / kernels::span_tokens * kernels::span_tokens / block_tokens
-                       : 0;
+                         : 0;
     work.views.resize(size() * blocks);
     std::vector<PiecewiseAttention>& sequences = work.in_pieces.sequences;
     sequences.resize(size());

@@ -76,9 +76,9 @@ std::uint32_t Batch::exact_tokens() const {
 void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens,
                    std::span<const std::int32_t> positions) {
     if (!positions.empty() && positions.size() != std::size_t{tokens} * size())
-        throw Error(ErrorCode::invalid_argument,
-                    std::to_string(positions.size()) + " positions do not belong to " +
-                        std::to_string(tokens) + " tokens");
+        throw Error(ErrorCode::invalid_argument, std::to_string(positions.size()) +
+                                                     " positions do not belong to " +
+                                                     std::to_string(tokens) + " tokens");
     const std::uint64_t end = std::uint64_t{state_.tokens} + tokens;
     if (end > Blocks::max_cells)
         refuse(std::to_string(end) + " tokens; a sequence has at most " +
@@ -100,8 +100,8 @@ void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t
 void Batch::update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
                                std::uint32_t heads, std::uint32_t weight) {
     for (std::uint32_t s = 0; s < size(); ++s)
-        update_query_stats(s, {q + s * strides.sequence, strides.token, strides.head, queries,
-                               heads, weight});
+        update_query_stats(
+            s, {q + s * strides.sequence, strides.token, strides.head, queries, heads, weight});
 }
 
 void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {

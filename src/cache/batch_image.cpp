@@ -11,7 +11,6 @@
 #include "cache/store.h"
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
-#include "lowkv/batch.h"
 #include "lowkv/serial.h"
 #include "round.h"
 
@@ -120,7 +119,8 @@ Batch::Order Batch::order_of(const ImageHeader& header, const Plan& plan,
     if (header.tokens >= Blocks::max_cells)
         refuse(loading, std::to_string(header.tokens) + " tokens are too many");
     const std::uint32_t first = header.spans.empty() ? header.tokens : header.spans.front().first;
-    // What was cut off before the first token is no whole block, and stays unquantized, as sinks do.
+    // What was cut off before the first token is no whole block, and stays unquantized, as sinks
+    // do.
     const std::uint32_t unpacked = first < sinks ? sinks : round_up(first, tokens);
     Order order{first, unpacked, unpacked};
     for (const ImageSpan& span : header.spans) {
@@ -235,7 +235,8 @@ void Batch::load_span(const ImageSpan& span, const ImagePart& part, const std::b
     const BatchStrides strides{span.tokens * shape.channels(), shape.head_dim, shape.channels()};
     std::vector<std::int32_t> positions(plan().has_positions() ? size() * span.tokens : 0);
     if (!positions.empty())
-        std::memcpy(positions.data(), image + part.positions, positions.size() * sizeof positions[0]);
+        std::memcpy(positions.data(), image + part.positions,
+                    positions.size() * sizeof positions[0]);
     append({image + part.begin, plan().rows(), strides},
            {image + part.values, plan().rows(), strides}, span.tokens, positions);
 }

@@ -110,8 +110,8 @@ class Blocks::Packer {
     Store::Impl& store_;
     bool gathers_;
     std::vector<Due> due_;
-    std::vector<cache::Encoding> encodings_;                         // of the due
-    std::vector<std::pair<const Packing*, std::size_t>> holders_;    // and which they hold
+    std::vector<cache::Encoding> encodings_;                       // of the due
+    std::vector<std::pair<const Packing*, std::size_t>> holders_;  // and which they hold
     std::size_t freed_bytes_ = 0;  // of blocks that gathered rows take the place of
 
     void find_due() {
@@ -137,13 +137,13 @@ class Blocks::Packer {
         }
         // Others than the holders may be in a step, or need the block for their rollback.
         const bool apart = how_.apart || store_.open_steps > 0;
-        for (Due& due : due_)
-            due.replaced |= apart && !gathers_ && due.block->refs > due.holders;
+        for (Due& due : due_) due.replaced |= apart && !gathers_ && due.block->refs > due.holders;
     }
 
     void find_statistics() {
         encodings_.resize(due_.size());
-        for (std::size_t i = 0; i < due_.size(); ++i) encodings_[i].queries = due_[i].place->queries;
+        for (std::size_t i = 0; i < due_.size(); ++i)
+            encodings_[i].queries = due_[i].place->queries;
         if (!plan_.has_statistics()) return;
         for (std::size_t h = 0; h < holders_.size(); ++h) {
             const auto [place, number] = holders_[h];

@@ -152,8 +152,7 @@ void Blocks::write(std::span<const Run> runs, const BatchRows& keys, const Batch
         element_bytes(rows->type);  // throws for a type that there is not
     if (runs.empty()) return;
     const Plan& plan = runs.front().table->plan();
-    for (const Run& run : runs)
-        run.table->check_cell(std::uint64_t{run.cell} + run.count - 1);
+    for (const Run& run : runs) run.table->check_cell(std::uint64_t{run.cell} + run.count - 1);
     std::vector<BlockRows<std::byte>> to;
     to.reserve(runs.size());
     open(runs, appended);
@@ -261,7 +260,8 @@ std::int32_t Blocks::position(std::uint32_t cell) const noexcept {
                                    ? (*ladder_)[block->rung - 1u]->keys().positions_offset()
                                    : plan().exact_positions_offset();
     std::int32_t position = 0;
-    device().copy_out(&position, block->data + offset + sizeof position * (cell % plan().block_tokens()),
+    device().copy_out(&position,
+                      block->data + offset + sizeof position * (cell % plan().block_tokens()),
                       sizeof position);
     return position;
 }
