@@ -112,15 +112,6 @@ TEST_CASE("every preset comes back and goes on where it was") {
     }
 }
 
-TEST_CASE("short ones, and none at all") {
-    for (const std::uint32_t tokens : {0u, 1u, 31u, 32u, 33u}) {
-        Rng rng(2);
-        Cache cache(parse_scheme("kivi2").base);
-        cache.append(rng, tokens);
-        check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
-    }
-}
-
 TEST_CASE("an image with gaps, as older versions could save it, is refused") {
     Rng rng(4);
     Cache cache(parse_scheme("kivi2").base);

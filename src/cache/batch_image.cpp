@@ -187,6 +187,9 @@ Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>
     if (!several && (header.batch != 1 || order.first != 0))
         refuse(loading, "a batch of " + std::to_string(header.batch) + " from token " +
                             std::to_string(order.first) + " on; a Sequence is one from token 0 on");
+    if (several && order.packed_end > std::max(header.tokens, order.packed_first))
+        refuse(loading, "its rows end at " + std::to_string(order.packed_end) + ", its tokens at " +
+                            std::to_string(header.tokens));
     check_lists(header, layout, *plan, loading);
     if (header.queries && !plan->wants_queries())
         refuse(loading, "it has query energies, and its scheme weighs no keys by them");
