@@ -34,7 +34,7 @@ EXCLUDED = {
     "src/cache/kv_cache.cpp": "the same",
     "src/cache/paged": "the same, and vLLM's pages, of which our own plug-in gives the arguments",
     "src/cache/query_energy.cpp": "the same",
-    "src/cache/sequence": "the same",
+    "src/cache/blocks": "the same",
     "src/c/": "the same, in C",
     "guests/filters/": "the same",
     "src/codec/": "the same",

@@ -86,13 +86,6 @@ TEST_CASE("what a batch with finer plans refuses") {
     CHECK(!batch.save().empty());  // nothing is packed
     batch.pack(0, serial_executor(), ladder.bytes(4, 1, 0, 0));
     CHECK(refused(ErrorCode::invalid_argument, "packed by a finer plan", [&] { batch.save(); }));
-    std::vector<float> q(2 * wide.head_dim);
-    BatchAttention windowed;
-    windowed.io = {.q = q.data(), .out = q.data(), .tokens = 1, .heads = 2};
-    windowed.params.mask = {.kind = Mask::Kind::causal, .window = 50};
-    AttentionWorkspace workspace;
-    CHECK(refused(ErrorCode::invalid_argument, "give an additive mask",
-                  [&] { batch.attend(windowed, workspace); }));
     CHECK(refused(ErrorCode::invalid_argument, "exact rows of another form", [&] {
         Batch(ladder.store, ladder.plan, ladder.retention, 1,
               {make_plan("lowkv4", wide, RowType::f32)});

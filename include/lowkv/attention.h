@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "lowkv/cache.h"
 #include "lowkv/executor.h"
 #include "lowkv/view.h"
 
 namespace lowkv {
+
+class Sequence;  // batch.h
 
 struct AttentionParams {
     float scale = 1.0f;    // multiplies q.k
@@ -75,6 +78,43 @@ struct SequenceAttention {
 // each has few queries. For hosts that keep track of blocks of `device` themselves. params.mask is
 // not used, each sequence has its own.
 void attend(const Device& device, const Plan& plan, std::span<const SequenceAttention> sequences,
+            const AttentionParams& params, AttentionWorkspace& workspace,
+            Executor& executor = serial_executor());
+
+// The rotation of keys, or of queries, of the shape by one distance of RoPE. Its magnitude, if not
+// 1, is left out.
+class KeyShift {
+  public:
+    KeyShift(const Rope& rope, const Shape& shape, std::int32_t distance);
+    void turn(float* head) const noexcept;  // of shape.head_dim channels
+
+  private:
+    std::size_t first_, to_second_, to_next_;
+    std::vector<float> cosine_, sine_;  // per pair
+};
+
+// Consecutive cells of a sequence whose blocks are packed by one plan, or by none.
+struct AttentionPiece {
+    const Plan* plan = nullptr;
+    std::span<const BlockView> blocks;        // the first one begins with first_cell
+    std::uint32_t first_cell = 0, cells = 0;  // in the sequence
+    // Of packed keys that were moved by some distance since: the shift by that distance back. The
+    // queries are turned by it instead, as q . R(d) k = R(-d) q . k. Null: they were not moved.
+    const KeyShift* back = nullptr;
+};
+
+// A sequence whose blocks are not all alike: pieces in the order of their cells. Of cells in two
+// pieces the first one counts; cells in none are hidden.
+struct PiecewiseAttention {
+    std::span<const AttentionPiece> pieces;
+    AttentionIO io;
+    Mask mask;
+};
+
+// The same of sequences in pieces: one call of the device for each plan, and one softmax over all
+// pieces of a sequence. The plans have one shape and one type of rows. With several pieces q, out
+// and the mask are in the host's memory, and an ALiBi slope is above 0.
+void attend(const Device& device, std::span<const PiecewiseAttention> sequences,
             const AttentionParams& params, AttentionWorkspace& workspace,
             Executor& executor = serial_executor());
 

@@ -29,7 +29,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -181,9 +180,7 @@ class PagedLayer {
 
     void find_pages(std::span<const PagedSequence> sequences, Step& step);
     void set_views(const PagedSequence& sequence, std::size_t first_page, Step& step);
-    void sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views);
-    void attend_sinks(std::span<const PagedSequence> sequences, AttentionParams params,
-                      const Step& step, AttentionWorkspace& workspace, Executor& executor);
+    void sink_blocks(Step& step);
     void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step) const;
     void update_query_stats(std::span<const PagedSequence> sequences, const Step& step);

@@ -232,11 +232,8 @@ void Backend::attention(const ggml_tensor& node) {
     }
     if (stream_views_.size() < streams) stream_views_.resize(streams);
     attended_.clear();
-    mixed_.clear();
     for (std::uint32_t s = 0; s < streams; ++s) see_stream(node, op, keys, s);
-    if (!attended_.empty())
-        attend(layer.device(), layer.plan(), attended_, params, workspace_, *executor_);
-    mixed_.attend(layer, params, workspace_, *executor_);
+    if (!attended_.empty()) attend(layer.device(), attended_, params, workspace_, *executor_);
     finish_layer(keys, op, first_stream);
 }
 
@@ -269,16 +266,14 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
                             layer.shape().out_dim(), 0.0f);
         return;
     }
-    std::vector<BlockView>& blocks = stream_views_[index].blocks;
-    layer.views(stream, view.units(), view.exact_blocks(), blocks);
+    LayerCache::Seen& seen = stream_views_[index].seen;
+    layer.see(stream, view.units(), view.exact_blocks(), seen);
     io.n_cells = view.rows();
     Mask rows;
     rows.kind = Mask::Kind::additive_f16;
     rows.data = view.mask();
     rows.row_stride = view.rows();
-    SequenceAttention whole{blocks, io, rows};
-    mixed_.take(layer, stream, view.units(), whole, *executor_);
-    attended_.push_back(whole);
+    attended_.push_back({seen.pieces, io, rows});
 }
 
 // After the layer's attention, so that a step attends to its own tokens exactly: the first layer

@@ -9,7 +9,6 @@
 #include "delegate.h"
 #include "lowkv/attention.h"
 #include "lowkv/executor_openmp.h"
-#include "mixed_attention.h"
 #include "step_view.h"
 
 namespace lowkv::ggml {
@@ -33,11 +32,10 @@ class Backend {
     std::vector<float> slopes_;
     struct StreamView {
         StepView step;
-        std::vector<BlockView> blocks;
+        LayerCache::Seen seen;
     };
     std::vector<StreamView> stream_views_;  // of an operation's streams
-    std::vector<SequenceAttention> attended_;
-    MixedAttention mixed_;
+    std::vector<PiecewiseAttention> attended_;
 
     // The graph that is computed, and its node.
     ggml_cgraph* graph_ = nullptr;

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "backend.h"
-#include "key_shift.h"
+#include "rope_params.h"
 
 namespace lowkv::ggml {
 namespace {

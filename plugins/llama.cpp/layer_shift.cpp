@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "key_shift.h"
 #include "layer_cache.h"
 #include "lowkv/format.h"
 
@@ -15,11 +14,6 @@ namespace {
 constexpr std::size_t most_open = 4;
 
 }  // namespace
-
-std::int32_t LayerCache::moved_by(std::uint32_t stream_index, std::uint32_t unit) const noexcept {
-    const std::vector<std::int32_t>& moved = stream(stream_index).moved;
-    return unit < moved.size() ? moved[unit] : 0;
-}
 
 // A shift by another RoPE than the last one's can't be added to it. An exact scheme's rows are
 // rounded as stock llama.cpp rounds them, and keys from before RoPE know their positions.
@@ -46,13 +40,14 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
                        (!shift_rope_ || *shift_rope_ == *rope);
     if (stays) {
         shift_rope_ = rope;
+        back_.clear();  // the distances are others from now on
         s.moved.resize(generations.size(), 0);
         const std::uint32_t blocks_each = ratio(groups);
         for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
             if (generations[unit] % 2 == 0 || !has_packed(Part::keys, s, groups, unit)) continue;
             bool packed = true;
             for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
-                packed = packed && s.packed[s.tiers[unit]].packed(b);
+                packed = packed && s.packed.packed(b);
             move(unit, packed);
         }
     }
@@ -65,7 +60,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
 // With a budget it is packed again at once.
 void LayerCache::keep_open(StreamState& s, std::uint32_t unit) const {
     std::erase(s.open, unit);
-    if (plans_.size() == 1) s.open.push_back(unit);
+    if (plans().size() == 1) s.open.push_back(unit);
     if (s.open.size() <= most_open) return;
     s.open.erase(s.open.begin());
     s.rewritten = true;
@@ -79,7 +74,7 @@ void LayerCache::turn_rows(std::uint32_t stream_index, std::uint32_t first, std:
     for (std::uint32_t i = 0; i < count;) {
         const std::uint32_t unit = (first + i) / unit_rows;
         const std::uint32_t end = std::min(count, (unit + 1) * unit_rows - first);
-        if (const std::int32_t distance = moved_by(stream_index, unit); distance != 0) {
+        if (const std::int32_t distance = moved_by(stream(stream_index), unit); distance != 0) {
             const KeyShift shift(*shift_rope_, shape_, direction * distance);
             for (std::size_t at = std::size_t{i} * shape_.kv_heads;
                  at < std::size_t{end} * shape_.kv_heads; ++at)

@@ -145,4 +145,18 @@ bool rotated_before(const ggml_tensor* tensor, int depth) {
                        [=](const ggml_tensor* s) { return rotated_before(s, depth - 1); });
 }
 
+std::optional<Rope> shift_of(const ggml_tensor& node, const Shape& shape) {
+    constexpr float rounding = 1e-5f;  // of YaRN's magnitude and what llama.cpp divides it by
+    const std::size_t first = shape.value_dim * sizeof(ggml_fp16_t);
+    if (node.view_offs % node.nb[2] != first) return std::nullopt;
+    try {
+        Rope rope = rope_of(node);
+        if (std::abs(rope.magnitude - 1.0f) > rounding) return std::nullopt;
+        return rope;
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::unsupported) throw;
+        return std::nullopt;
+    }
+}
+
 }  // namespace lowkv::ggml

@@ -1,6 +1,8 @@
 #pragma once
 // The rotary embedding that a ggml ROPE node applies, as the core describes it.
 
+#include <optional>
+
 #include "ggml.h"
 #include "lowkv/codec.h"
 
@@ -21,5 +23,13 @@ const ggml_tensor* rope_above(const ggml_tensor* tensor);
 // Whether a ROPE node lies anywhere between `tensor` and the products with weights that it comes
 // from: also behind what rope_above() doesn't see through, a norm for one.
 bool rotated_before(const ggml_tensor* tensor, int depth = 16);
+
+// What a served ROPE node does to keys of the shape, if that is a rotation and nothing else; none
+// where it scales them too or is unknown to rope_of(). It begins with a head's first channel, in a
+// latent row with the one behind the values; none where it begins elsewhere.
+//
+// A context shift turns keys so. Packed ones stay as they are, and their queries are turned back
+// instead (AttentionPiece::back), so that a shift costs packed rows nothing.
+std::optional<Rope> shift_of(const ggml_tensor& node, const Shape& shape);
 
 }  // namespace lowkv::ggml

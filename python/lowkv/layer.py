@@ -223,12 +223,10 @@ class Layer(CacheLayerMixin):
         logits = None if sink_logits is None else sink_logits.detach().float()
         rest = scale, softcap, logits, torch.get_num_threads()
         attend = functools.partial(heap.with_room, self.device, self.rows.attend)
-        # Attention to tokens of several plans takes a sliding window as a mask.
-        several = self.budget is not None and self.rows.packed[0] < self.rows.packed[1]
-        if visibility.masks == 0 and not (several and visibility.window is not None):
+        if visibility.masks == 0:
             attend(floats, out, first, None, visibility.causal, visibility.window or 0, *rest)
             return out.to(query.dtype)
-        for part, mask in _masked_parts(visibility, first, max(visibility.masks, 1)):
+        for part, mask in _masked_parts(visibility, first, visibility.masks):
             mask = None if mask is None else _side_by_side(mask)
             attend(floats[:, :, part], out[:, :, part], first, mask, False, 0, *rest)
         return out.to(query.dtype)

@@ -68,28 +68,6 @@ void set_ranges(AttentionSplit& split, const Shape& shape, std::uint32_t n_cells
     split.ranges = std::max(ceil_div(cells, split.range_cells), 1u);
 }
 
-// One row's result from its ranges' partial maxima, sums and outputs (`stride` apart). Returns the
-// logarithm of the softmax's denominator.
-float join(const float* max, const float* sum, std::size_t stride, const float* out,
-           std::size_t out_stride, std::uint32_t ranges, std::uint32_t channels,
-           const float* sink_logit, float* result) noexcept {
-    float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
-    for (std::uint32_t i = 0; i < ranges; ++i) top = std::max(top, max[i * stride]);
-    std::fill_n(result, channels, 0.0f);
-    if (top == -INFINITY) return top;
-    float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
-    for (std::uint32_t i = 0; i < ranges; ++i) {
-        const float weight = std::exp(max[i * stride] - top);
-        if (weight == 0.0f) continue;
-        total += sum[i * stride] * weight;
-        const float* part = out + i * out_stride;
-        for (std::uint32_t c = 0; c < channels; ++c) result[c] += part[c] * weight;
-    }
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    for (std::uint32_t c = 0; c < channels; ++c) result[c] *= inverse;
-    return top + std::log(total);
-}
-
 // One call of attend().
 class Call {
   public:
@@ -272,9 +250,9 @@ class Call {
         const float* sink_logit =
             params_.sink_logits != nullptr ? params_.sink_logits + at.head : nullptr;
         const auto join_into = [&](const float* from, float* result) {
-            return join(work_.max.data() + first_row, work_.sum.data() + first_row, stride,
-                        from + first_row * head_dim(), stride * head_dim(), job.split.ranges,
-                        plan_.shape().out_dim(), sink_logit, result);
+            return attention::join(work_.max.data() + first_row, work_.sum.data() + first_row,
+                                   stride, from + first_row * head_dim(), stride * head_dim(),
+                                   job.split.ranges, plan_.shape().out_dim(), sink_logit, result);
         };
         float* result = io.out + at.token * io.out_token_stride + at.head * io.out_head_stride;
         const float lse = join_into(out_, result);
@@ -289,6 +267,26 @@ class Call {
 };
 
 }  // namespace
+
+float attention::join(const float* max, const float* sum, std::size_t stride, const float* out,
+                      std::size_t out_stride, std::uint32_t parts, std::uint32_t channels,
+                      const float* sink_logit, float* result) noexcept {
+    float top = sink_logit != nullptr ? *sink_logit : -INFINITY;
+    for (std::uint32_t i = 0; i < parts; ++i) top = std::max(top, max[i * stride]);
+    std::fill_n(result, channels, 0.0f);
+    if (top == -INFINITY) return top;
+    float total = sink_logit != nullptr ? std::exp(*sink_logit - top) : 0.0f;
+    for (std::uint32_t i = 0; i < parts; ++i) {
+        const float weight = std::exp(max[i * stride] - top);
+        if (weight == 0.0f) continue;
+        total += (sum != nullptr ? sum[i * stride] : 1.0f) * weight;
+        const float* part = out + i * out_stride;
+        for (std::uint32_t c = 0; c < channels; ++c) result[c] += part[c] * weight;
+    }
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    for (std::uint32_t c = 0; c < channels; ++c) result[c] *= inverse;
+    return top + std::log(total);
+}
 
 void attention::run(const Plan& plan, std::span<const SequenceAttention> sequences,
                     const AttentionParams& params, AttentionWorkspace& workspace,

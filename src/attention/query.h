@@ -1,9 +1,7 @@
 #pragma once
-// What attend() and attention_mass() do alike with their queries, both on the CPU; and how results
-// of two calls become one.
+// What attend() and attention_mass() do alike with their queries, both on the CPU; and how partial
+// results become one.
 
-#include <cmath>
-#include <limits>
 #include <span>
 #include <string>
 
@@ -42,14 +40,13 @@ void run_mass(const Plan& plan, const SequenceAttention& sequence, const Attenti
               std::uint32_t first_cell, std::span<float> mass, AttentionWorkspace& workspace,
               Executor& executor);
 
-// out <- the attention to two sets of cells, from that to each of them. `lse`: the logarithms of
-// the two softmaxes' denominators. Returns that of the softmax over both.
-inline float join(float* out, float lse, const float* other, float other_lse,
-                  std::uint32_t channels) noexcept {
-    if (other_lse == -std::numeric_limits<float>::infinity()) return lse;
-    const float weight = 1.0f / (1.0f + std::exp(lse - other_lse));
-    for (std::uint32_t c = 0; c < channels; ++c) out[c] += weight * (other[c] - out[c]);
-    return std::fmax(lse, other_lse) + std::log1p(std::exp(-std::fabs(lse - other_lse)));
-}
+// A mask from `count` cells behind its first one on.
+Mask cut(Mask mask, std::size_t count);
+
+// One row's result from `parts` maxima, sums (`stride` apart; null: ones) and outputs, and from the
+// logit of a sink, or null. Returns the logarithm of the softmax's denominator.
+float join(const float* max, const float* sum, std::size_t stride, const float* out,
+           std::size_t out_stride, std::uint32_t parts, std::uint32_t channels,
+           const float* sink_logit, float* result) noexcept;
 
 }  // namespace lowkv::attention

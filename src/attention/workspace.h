@@ -52,9 +52,34 @@ struct AttentionJob {
     std::size_t first_query = 0, first_turn = 0;  // of rotated queries; turns of some tokens each
 };
 
+// What the queries of a sequence see of one piece.
+struct AttentionPart {
+    const PiecewiseAttention* sequence = nullptr;
+    const Plan* plan = nullptr;
+    SequenceAttention attention;
+    const KeyShift* back = nullptr;
+    bool masked = false;                         // its mask is written out
+    std::uint32_t begin = 0;                     // its first cell in the sequence
+    std::size_t queries = 0, mask = 0, row = 0;  // where its share of the workspace begins
+};
+
+struct PieceWorkspace {
+    std::vector<AttentionPiece> pieces;  // a Batch's
+    std::vector<PiecewiseAttention> sequences;
+    struct Turned {
+        std::size_t part;
+        std::uint32_t token;
+    };
+    std::vector<AttentionPart> parts;  // of attend(), sequence by sequence
+    std::vector<Turned> turned;
+    std::vector<SequenceAttention> attended;
+    std::vector<float> queries, masks, out, lse;
+};
+
 struct AttentionWorkspace::Impl {
     std::vector<BlockView> views;
     std::vector<SequenceAttention> sequences;
+    PieceWorkspace in_pieces;
     std::vector<AttentionJob> jobs;
     std::vector<float> rotated_q;  // by job, [token][head][head_dim]
     std::vector<float> max, sum;   // per task and row

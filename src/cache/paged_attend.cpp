@@ -1,7 +1,6 @@
-// Attention to pages in place: a step's sequences at once, their sinks apart.
+// Attention to pages in place: a step's sequences at once.
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include "attention/query.h"
@@ -61,13 +60,11 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
         part.first_page = part.first_cell / page_tokens_;
         part.first_view = step.views.size();
         set_views(sequence, part.first_page, step);
-        if (sinks_ > 0 && sequence.cells >= page_tokens_) {
+        if (sinks_ > 0 && sequence.queries > 0 && sequence.cells >= page_tokens_) {
             const auto first = static_cast<std::uint32_t>(sequence.pages[0]);
             const Beside* beside = beside_[first].get();
-            if ((beside == nullptr || beside->exact == nullptr) && has_sinks(first)) {
+            if ((beside == nullptr || beside->exact == nullptr) && has_sinks(first))
                 part.sinks = first;
-                part.first_cell = sinks_;
-            }
         }
         step.parts.push_back(part);
     }
@@ -95,11 +92,8 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
     ++step_;
     Step step;
     find_pages(sequences, step);
-    std::size_t tokens = 0;
-    for (const PagedSequence& sequence : sequences) tokens += sequence.queries;
-    std::vector<float> lses(tokens * io.heads);
-    std::vector<SequenceAttention> parts;
-    float* lse = lses.data();
+    sink_blocks(step);
+    step.pieces.reserve(2 * sequences.size());
     for (std::size_t s = 0; s < sequences.size(); ++s) {
         const PagedSequence& sequence = sequences[s];
         const Step::Part& part = step.parts[s];
@@ -107,80 +101,25 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
         const std::size_t views =
             (s + 1 < step.parts.size() ? step.parts[s + 1].first_view : step.views.size()) -
             part.first_view;
-        SequenceAttention& attended = parts.emplace_back();
-        attended.blocks = std::span(step.views).subspan(part.first_view, views);
+        const std::size_t first = step.pieces.size();
+        // The first rows, which come first, are better than those of their page.
+        if (part.sinks)
+            step.pieces.push_back({sink_plan_.get(), step.sinks[*part.sinks], 0, sinks_});
+        step.pieces.push_back({plan_.get(), std::span(step.views).subspan(part.first_view, views),
+                               before, sequence.cells - before});
+        PiecewiseAttention& attended = step.attended.emplace_back();
+        attended.pieces = std::span(step.pieces).subspan(first);
         attended.mask = {.kind = Mask::Kind::causal, .window = sliding_};
         attended.io = io;
         attended.io.q = io.q + sequence.first_query * io.q_token_stride;
         attended.io.out = io.out + sequence.first_query * io.out_token_stride;
         attended.io.tokens = sequence.queries;
-        attended.io.n_cells = sequence.cells - before;
-        attended.io.first_cell = part.first_cell - before;
-        if (part.sinks) attended.io.lse = lse;
-        lse += std::size_t{sequence.queries} * io.heads;
+        attended.io.n_cells = sequence.cells;
+        attended.io.first_cell = part.first_cell;
     }
-    step.attended = std::move(parts);
-    lowkv::attend(store_->device(), *plan_, step.attended, params, workspace, executor);
-    attend_sinks(sequences, params, step, workspace, executor);
+    lowkv::attend(store_->device(), step.attended, params, workspace, executor);
     if (plan_->wants_queries()) update_query_stats(sequences, step);
     if (!in_place()) pack_full(sequences, step, executor);
-}
-
-// The sinks of sequences whose first page is only packed: their rows, as blocks, for the step.
-void PagedLayer::attend_sinks(std::span<const PagedSequence> sequences, AttentionParams params,
-                              const Step& step, AttentionWorkspace& workspace, Executor& executor) {
-    params.sink_logits = nullptr;  // in the other softmax already
-    std::map<std::uint32_t, std::vector<BlockView>> views;
-    std::vector<SequenceAttention> parts;
-    std::vector<std::size_t> whose;
-    std::size_t queries = 0;
-    for (std::size_t s = 0; s < step.parts.size(); ++s) {
-        if (!step.parts[s].sinks || step.attended[s].io.tokens == 0) continue;
-        whose.push_back(s);
-        views.try_emplace(*step.parts[s].sinks);
-        queries += step.attended[s].io.tokens;
-    }
-    if (whose.empty()) return;
-    sink_blocks(views);
-    const std::uint32_t heads = step.attended[whose.front()].io.heads;
-    const std::uint32_t head_dim = plan_->shape().head_dim;
-    std::vector<float> out(queries * heads * head_dim), lses(queries * heads);
-    // ALiBi's distances, of which a causal mask would not know: the sinks are far away.
-    std::vector<float> distances(params.alibi_slopes != nullptr ? queries * sinks_ : 0);
-    std::size_t row = 0, query = 0;
-    for (const std::size_t s : whose) {
-        SequenceAttention& part = parts.emplace_back();
-        part.blocks = views[*step.parts[s].sinks];
-        part.io = step.attended[s].io;
-        part.io.out = out.data() + row * head_dim;
-        part.io.out_token_stride = std::size_t{heads} * head_dim;
-        part.io.out_head_stride = head_dim;
-        part.io.lse = lses.data() + row;
-        part.io.n_cells = sinks_;
-        part.io.first_cell = 0;
-        row += std::size_t{part.io.tokens} * heads;
-        if (params.alibi_slopes == nullptr) continue;
-        part.mask = {.kind = Mask::Kind::additive_f32,
-                     .data = distances.data() + query * sinks_,
-                     .row_stride = sinks_};
-        const std::uint32_t first = sequences[s].cells - part.io.tokens;
-        for (std::uint32_t t = 0; t < part.io.tokens; ++t, ++query)
-            for (std::uint32_t cell = 0; cell < sinks_; ++cell)
-                distances[query * sinks_ + cell] =
-                    static_cast<float>(cell) - static_cast<float>(first + t);
-    }
-    lowkv::attend(store_->device(), *sink_plan_, parts, params, workspace, executor);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-        const AttentionIO& io = step.attended[whose[i]].io;
-        for (std::uint32_t t = 0; t < io.tokens; ++t) {
-            for (std::uint32_t h = 0; h < heads; ++h) {
-                const std::size_t at = std::size_t{t} * heads + h;
-                attention::join(io.out + t * io.out_token_stride + h * io.out_head_stride,
-                                io.lse[at], parts[i].io.out + at * head_dim, parts[i].io.lse[at],
-                                head_dim);
-            }
-        }
-    }
 }
 
 }  // namespace lowkv

@@ -117,22 +117,26 @@ void PagedLayer::restore_sinks(std::uint32_t number, std::byte* exact) const {
     store_->device().finish();
 }
 
-// Pages' sinks as attention reads them, in memory that the layer keeps for it.
-void PagedLayer::sink_blocks(std::map<std::uint32_t, std::vector<BlockView>>& views) {
+// The sinks of first pages that are only packed, as attention reads them, in memory that the layer
+// keeps for it.
+void PagedLayer::sink_blocks(Step& step) {
+    for (const Step::Part& part : step.parts)
+        if (part.sinks) step.sinks.try_emplace(*part.sinks);
+    if (step.sinks.empty()) return;
     Device& device = store_->device();
     const std::uint32_t block_tokens = sink_plan_->block_tokens();
     const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
     const std::size_t block_bytes = sink_plan_->exact_bytes();
     const std::size_t channels = plan_->shape().channels();
     const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    if (views.size() > sink_pages_) {
-        sink_memory_ = DeviceMemory(device, views.size() * blocks * block_bytes);
-        sink_pages_ = views.size();
+    if (step.sinks.size() > sink_pages_) {
+        sink_memory_ = DeviceMemory(device, step.sinks.size() * blocks * block_bytes);
+        sink_pages_ = step.sinks.size();
     }
     std::byte* block = sink_memory_.data();
     std::vector<std::byte> all;
     std::vector<BlockRows<std::byte>> keys, values;
-    for (auto& [number, found] : views) {
+    for (auto& [number, found] : step.sinks) {
         const std::vector<std::byte> rows = sinks_of(number);
         const std::size_t row = all.size() / row_bytes;
         all.insert(all.end(), rows.begin(), rows.end());

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,11 +23,13 @@ struct PagedLayer::Step {
     struct Part {
         std::size_t first_page = 0, first_view = 0;
         std::uint32_t first_cell = 0;        // that its queries see
-        std::optional<std::uint32_t> sinks;  // their page, if it is only packed: attended to apart
+        std::optional<std::uint32_t> sinks;  // their page, if it is only packed
     };
     std::vector<Part> parts;  // by sequence, as all that follows
     std::vector<BlockView> views;
-    std::vector<SequenceAttention> attended;
+    std::map<std::uint32_t, std::vector<BlockView>> sinks;  // by page
+    std::vector<AttentionPiece> pieces;
+    std::vector<PiecewiseAttention> attended;
 };
 
 }  // namespace lowkv
