@@ -34,6 +34,7 @@
 #include "lowkv_ggml.h"
 #include "platform/command.h"
 #include "platform/system.h"
+#include "run/memory.h"
 #include "run/watcher.h"
 #include "settings.h"
 
@@ -59,6 +60,7 @@ before anything is started. A batch sees itself exactly: with llama-perplexity's
 most of the loss is hidden, hence -ub 32.)";
 
 constexpr double usual_timeout = 600, not_given = -1;  // in s
+constexpr int killed = 128 + 9;                        // exit_status() after SIGKILL
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", cache_on, budget;
@@ -161,6 +163,7 @@ void limit_threads(Program& program) {
     if (!setting_of(program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
     const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
     if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
+    tell_quota();
 }
 
 // How many conversations may share a cache, as the program reckons it: llama-server has four slots.
@@ -306,6 +309,8 @@ int run(Options& options) {
             throw UsageError(found.text());
         check_models(program, options);
         limit_threads(program);
+        if (options.weights_on == "CPU") leave_room_for_weights(program);
+        show_message(size_prompt_cache(program, options.scheme));
     }
     set_environment(program, options);
     const std::string mark = new_mark();
@@ -322,7 +327,8 @@ int run(Options& options) {
     stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status = exit_status(ending.status);
-    if (!demand) return status;
+    if (status == killed) show_message(text_of_kill(name));
+    if (!demand || status == killed) return status;
     std::string problem = watcher.problem(options.partial);
     if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
