@@ -1,17 +1,16 @@
 """A ggml that lowkv does not know: made of the newest known one, with a number that is newer and something changed. The
 trial takes those in which all is where it was, and refuses the others, however they end it."""
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from plugin_tools import PLUGIN, environment
+from plugin_tools import PATHS, PLUGIN, environment
 from test_smoke import COMMAND
 
-TREE = Path(os.environ["LOWKV_LLAMA_SOURCE"]) / "ggml"
+TREE = Path(PATHS["LOWKV_LLAMA_SOURCE"]) / "ggml"
 TRIAL = COMMAND.with_name("lowkv-trial")
 VERSION = "0.99"  # and the same last number
 TENSOR, TABLES, OPERATIONS = "include/ggml.h", "src/ggml-backend-impl.h", "src/ggml.c"
@@ -20,11 +19,13 @@ CHANGES = {
     "its number alone": ([], None),
     "an operation before all others": (
         [(TENSOR, "        GGML_OP_DUP,\n", "        GGML_OP_FIRST,\n        GGML_OP_DUP,\n"),
-         (OPERATIONS, '    "DUP",\n', '    "FIRST",\n    "DUP",\n'), (OPERATIONS, '    "x",\n', '    "f(x)",\n    "x",\n'),
+         (OPERATIONS, '    "DUP",\n', '    "FIRST",\n    "DUP",\n'),
+         (OPERATIONS, '    "x",\n', '    "f(x)",\n    "x",\n'),
          *2 * [(OPERATIONS, "GGML_OP_COUNT == 101", "GGML_OP_COUNT == 102")]], None),
     "two fields of a tensor the other way round": (
         [(TENSOR, "        struct ggml_tensor * view_src;\n        size_t               view_offs;\n",
-          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n")], "a view lies elsewhere"),
+          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n")],
+        "a view lies elsewhere"),
     "a field in a tensor": ([(TENSOR, "        void * data;\n\n        char name",
                               "        void * data;\n        void * more[4];\n\n        char name")], ""),
     "a function in a buffer type's table": (
@@ -34,8 +35,9 @@ CHANGES = {
     "a function in a backend's table": (
         [(TABLES, "        enum ggml_status          (*graph_compute)",
           "        void (*other)(ggml_backend_t backend);\n        enum ggml_status          (*graph_compute)")], ""),
-    "masks of another type": ([(OPERATIONS, "        GGML_ASSERT(mask->type == GGML_TYPE_F16);\n        GGML_ASSERT(ggml_is_contiguous(mask));\n",
-                                "        GGML_ASSERT(mask->type == GGML_TYPE_F32);\n")], ""),
+    "masks of another type": (
+        [(OPERATIONS, "(mask->type == GGML_TYPE_F16);\n        GGML_ASSERT(ggml_is_contiguous(mask));\n",
+          "(mask->type == GGML_TYPE_F32);\n")], ""),
 }
 
 
@@ -51,9 +53,11 @@ def changed(folder, changes):
         (source / file).write_text(text.replace(old, new, 1))
     (source / "ggml.pc.in").touch()  # which PyPI's archive lacks
     build = folder / "build"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-O1", "-DCMAKE_C_FLAGS=-O1", "-DGGML_NATIVE=OFF",
-               "-DGGML_LLAMAFILE=OFF", "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
-    subprocess.run(["cmake", "-S", source, "-B", build, *options], check=True, capture_output=True)
+    options = ["CMAKE_BUILD_TYPE=None", "CMAKE_CXX_FLAGS=-O1 -DNDEBUG", "CMAKE_C_FLAGS=-O1 -DNDEBUG",
+               "GGML_NATIVE=OFF", "GGML_LLAMAFILE=OFF", "GGML_BUILD_TESTS=OFF", "GGML_BUILD_EXAMPLES=OFF",
+               f"CMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
+    subprocess.run(["cmake", "-S", source, "-B", build, *("-D" + option for option in options)], check=True,
+                   capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2", "--target", "ggml"], check=True, capture_output=True)
     return build / "bin"
 
