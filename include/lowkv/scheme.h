@@ -243,6 +243,18 @@ struct Scheme {
 // What a budget of memory packs by before it packs by the scheme: the most bits first. Throws
 // Error(unsupported), with the budget's name, for a scheme that no budget ends with.
 std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name);
+// A block on the ladder that a budget packs by. Rung 0 is unquantized, the last one the scheme's.
+struct LadderBlock {
+    std::uint32_t rung = 0;
+    std::uint32_t conversation = 0;
+    std::uint32_t age = 0;  // among its conversation's, the oldest first
+};
+// Which blocks go down the ladder, a rung at a time, until `held` bytes fit into the budget, or all
+// are on the last rung: those of the highest rung first; of these the oldest of the conversation
+// that has most of them. Blocks of one conversation and age go together. `bytes`: a block's, by
+// rung. Returns the bytes that are held then.
+std::size_t descend(std::span<LadderBlock> blocks, std::span<const std::size_t> bytes,
+                    std::size_t held, std::size_t budget);
 // A number, its prefix applied: k or K, M, G, T of 1000, Ki, Mi, Gi, Ti of 1024.
 struct Quantity {
     double value = 0;

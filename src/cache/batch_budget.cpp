@@ -8,30 +8,21 @@
 
 namespace lowkv {
 
-// A block goes down a ladder: exact, packed by each of finer_, packed by plan(). Blocks of the
-// highest rung go first, the oldest of them first.
 void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& executor) {
-    const BatchBytes bytes = this->bytes();
-    std::size_t held = bytes.exact + bytes.packed;
-    if (held <= budget) return;
+    const BatchBytes now = bytes();
+    if (now.exact + now.packed <= budget) return;
     const std::uint32_t tokens = plan().block_tokens();
-    const std::size_t last = finer_.size() + 1;
-    const auto finer = [&](std::size_t rung) {
-        return rung < last ? finer_[rung - 1] : std::shared_ptr<const Plan>();
-    };
-    const auto cost = [&](std::size_t rung) {
-        return rung == 0     ? plan().exact_bytes()
-               : rung < last ? finer_[rung - 1]->packed_bytes()
-                             : plan().packed_bytes();
-    };
+    std::vector<std::size_t> rung_bytes{plan().exact_bytes()};
+    for (const auto& its : finer_) rung_bytes.push_back(its->packed_bytes());
+    rung_bytes.push_back(plan().packed_bytes());
     // A block that may be packed, or packed with fewer bits, and the sequences that share it.
     struct Item {
         std::uint32_t number;
         const cache::Block* block;
-        std::size_t rung, then;
         std::vector<Sequence*> holders;
     };
     std::vector<Item> items;
+    std::vector<LadderBlock> ladder;  // of the items: all sequences' blocks of an age together
     std::uint32_t end = state_.packed_end / tokens;
     for (const Due& entry : due) end = std::max(end, entry.end);
     end = std::min(end, sequences_.front().blocks());  // packed_end may lie behind, where none is
@@ -43,32 +34,26 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
             auto found = std::find_if(items.begin() + begin, items.end(),
                                       [&](const Item& item) { return item.block == block; });
             if (found == items.end()) {
+                found = items.insert(items.end(), {b, block, {}});
                 const auto plan_of = std::ranges::find(finer_, block->finer) - finer_.begin();
-                const std::size_t rung = block->packed ? static_cast<std::size_t>(plan_of) + 1 : 0;
-                found = items.insert(items.end(), {b, block, rung, rung, {}});
+                ladder.push_back(
+                    {block->packed ? static_cast<std::uint32_t>(plan_of) + 1 : 0, 0, b});
             }
             found->holders.push_back(&sequences_[s]);
         }
     }
-    // All sequences' blocks of one age go down together.
-    for (std::size_t rung = 0; rung < last; ++rung) {
-        for (std::size_t i = 0; i < items.size(); ++i) {
-            const bool older = i == 0 || items[i].number != items[i - 1].number;
-            if (older && held <= budget) break;
-            if (items[i].then != rung) continue;
-            held -= cost(rung) - cost(rung + 1);
-            ++items[i].then;
-        }
-    }
+    const std::vector<LadderBlock> before = ladder;
+    descend(ladder, rung_bytes, now.exact + now.packed, budget);
     // From the oldest on, so that packed tokens stay side by side if a rung fails.
-    for (std::size_t rung = last; rung > 0; --rung) {
+    for (std::size_t rung = finer_.size() + 1; rung > 0; --rung) {
         std::vector<Sequence::Packing> places;
-        for (const Item& item : items)
-            for (Sequence* sequence : item.holders)
-                if (item.then == rung && item.rung != rung)
-                    places.push_back({{sequence, item.number}});
+        for (std::size_t i = 0; i < items.size(); ++i)
+            for (Sequence* sequence : items[i].holders)
+                if (ladder[i].rung == rung && before[i].rung != rung)
+                    places.push_back({{sequence, items[i].number}});
         std::ranges::stable_sort(places, {}, &Sequence::Packing::sequence);
-        Sequence::pack(places, true, executor, std::nullopt, finer(rung));
+        Sequence::pack(places, true, executor, std::nullopt,
+                       rung <= finer_.size() ? finer_[rung - 1] : nullptr);
         for (const Sequence::Packing& place : places)
             state_.packed_end = std::max(state_.packed_end, (place.block + 1) * tokens);
     }
