@@ -188,8 +188,8 @@ struct Retention {
     friend bool operator==(const Retention&, const Retention&) = default;
 };
 
-// What leaves the window when is said here alone, for every cache and plug-in. What they take at
-// most is reckoned with Retention's own numbers.
+// What leaves the window when, and what is held at most, is said here alone, for every cache and
+// plug-in.
 
 // How many of a sequence's tokens, from its first on, have left its window; with flush=, so many at
 // a time.
@@ -205,6 +205,13 @@ PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_token
                            std::uint64_t tokens) noexcept;
 // The length at which a sequence's first block is packed.
 std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept;
+// The most blocks that conversations have between two steps of one token each, at any length up to
+// `tokens` of all of them together. The last block of each may have but one token.
+struct MostBlocks {
+    std::uint64_t unquantized = 0, packed = 0;
+};
+MostBlocks most_blocks(const Retention& retention, std::uint32_t block_tokens,
+                       std::uint64_t conversations, std::uint64_t tokens) noexcept;
 // Rounds retention.sinks up to whole blocks.
 Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept;
 
