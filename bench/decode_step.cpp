@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lowkv/attention.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"

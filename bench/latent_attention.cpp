@@ -19,7 +19,7 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "lowkv/attention.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
 #include "lowkv/scheme.h"

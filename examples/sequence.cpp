@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lowkv/attention.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "lowkv/serial.h"

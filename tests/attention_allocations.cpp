@@ -12,7 +12,6 @@
 #include "failing_new.h"
 #include "lowkv/attention.h"
 #include "lowkv/batch.h"
-#include "lowkv/cache.h"
 #include "lowkv/scheme.h"
 
 using namespace lowkv;

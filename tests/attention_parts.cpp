@@ -224,16 +224,16 @@ TEST_CASE("pieces that were moved meet queries that are turned back") {
         const PiecewiseAttention moved{pieces, p.io(out), {}};
         attend(p.sequence->device(), std::span(&moved, 1), params, workspace);
 
-        Sequence turned = p.sequence->fork();
-        std::vector<float> key(channels);
+        Sequence turned(lowkv::test::make_store(), p.plan, {.window = 512, .sinks = 0});
+        std::vector<float> key(channels), value(channels);
         for (std::uint32_t cell = 0; cell < 512; ++cell) {
             const std::uint32_t first = cell / block * block;
-            if (first % 3 == 0) continue;
-            turned.read_key(cell, key.data());
-            const KeyShift to(rope, shape, first % 2 == 0 ? 40 : -7);
+            p.sequence->read_key(cell, key.data());
+            p.sequence->read_value(cell, value.data());
+            const KeyShift to(rope, shape, first % 3 == 0 ? 0 : first % 2 == 0 ? 40 : -7);
             for (std::uint32_t h = 0; h < shape.kv_heads; ++h)
                 to.turn(key.data() + h * shape.head_dim);
-            turned.write_keys(std::span(&cell, 1), key.data(), channels);
+            turned.append(key.data(), value.data(), 1);
         }
         attend(turned, p.io(want), params, workspace);
         CHECK(relative_error(out, {want.begin(), want.end()}, shape.head_dim, shape.out_dim()) <

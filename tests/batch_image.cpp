@@ -56,24 +56,6 @@ TEST_CASE("an image whose tokens a batch does not have so is refused") {
                   [&] { Batch::load(image, other.store, other.plan, other.retention); }));
 }
 
-TEST_CASE("a batch of one and a sequence have the same images, whatever the rows") {
-    for (const RowType type : types) {
-        Held held("kivi2,window=20,sinks=4", type, 2);
-        fill(held.batch, 1, 150);
-        held.batch.pack();
-        const auto load = [&](const std::vector<std::byte>& image) {
-            return load_sequence(image, held.store, held.plan, held.batch.retention());
-        };
-        CHECK(refused(ErrorCode::invalid_image, "a batch of 2 from token 0 on; a Sequence is one",
-                      [&] { load(held.batch.save()); }));
-        const std::uint32_t second = 1;
-        held.batch.select({&second, 1});
-        CHECK(save_sequence(load(held.batch.save())) == held.batch.save());
-        CHECK(refused(ErrorCode::invalid_image, "a batch of 1 from token 32 on",
-                      [&] { load(held.batch.save(32, 150)); }));
-    }
-}
-
 TEST_CASE("what padding is refused for") {
     Held held("kivi2", RowType::f32, 2);
     fill(held.batch, 1, 4);

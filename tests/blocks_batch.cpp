@@ -215,19 +215,11 @@ class Batches : public Sides<Batch, State> {
         const std::uint32_t back = below(below(3) == 0 ? 200 : 5);
         const std::uint32_t to = std::max(now.first, now.tokens() - std::min(now.tokens(), back));
         const std::uint32_t last = to / model.tokens();
-        const auto is_cut = [&](const Table& table) {
-            const Block* block = model.block(table, last);
-            return to < table.size && to % model.tokens() != 0 && block != nullptr &&
-                   block->rung > 0;
-        };
         long growth = 0;
         for (const Table& table : now.tables)
-            growth += is_cut(table) ? model.cost_of_writing(table, {last}) : 0;
+            growth += model.cuts(table, to) ? model.cost_of_writing(table, {last}) : 0;
         if (!succeeds(growth, [&] { side.object.truncate(to); })) return;
-        for (Table& table : now.tables) {
-            if (is_cut(table)) model.touch(table, last);
-            model.truncate(table, to);
-        }
+        for (Table& table : now.tables) model.truncate(table, to);
         for (std::vector<bool>& padding : now.padding)
             padding.resize(std::min<std::size_t>(padding.size(), to));
         if (to < now.packed_end) now.packed_end = std::max(now.packed_first, last * model.tokens());
@@ -306,7 +298,6 @@ class Batches : public Sides<Batch, State> {
             }
             table.slots.resize(ceil_div(last, tokens));
             table.size = last;
-            table.cut = false;
         }
         now.padding.assign(now.tables.size(), std::vector<bool>(last));
         now.first = first;
@@ -315,12 +306,6 @@ class Batches : public Sides<Batch, State> {
         if (now.packed_first >= now.packed_end)
             now.packed_first = now.packed_end = first < sinks() ? sinks() : round_up(first, tokens);
         std::optional<Batch> made;
-        // One that begins inside of a block, and has packed some since, does not come back.
-        if (now.packed_first < now.packed_end && now.packed_first != first &&
-            now.packed_first != sinks()) {
-            CHECK_THROWS_AS(Batch::load(image, store, plan, retention_), Error);
-            return;
-        }
         if (!succeeds(growth, [&] { made = Batch::load(image, store, plan, retention_); })) return;
         CHECK(made->save() == image);
         side = {std::move(*made), std::move(now)};

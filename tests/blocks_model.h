@@ -24,9 +24,7 @@ using Entry = std::shared_ptr<Block>;
 
 struct Table {
     std::vector<Entry> slots = {};  // null: absent
-    std::uint32_t size = 0;         // cells
-    // The size is inside of a slot, and rows behind it are stale: a fork may have them still.
-    bool cut = false;
+    std::uint32_t size = 0;         // cells; rows behind them are stale, if there are any
     // Of an open step: the block in which the size was. Rows behind that may come in place.
     const Block* kept = nullptr;
     std::uint32_t kept_size = 0;
@@ -57,13 +55,9 @@ class Model {
     const Block* block(const Table& table, std::uint32_t slot) const {
         return slot < table.slots.size() ? table.slots[slot].get() : nullptr;
     }
-    bool is_cut(const Table& table, std::uint32_t slot) const {
-        return table.cut && slot == table.size / tokens();
-    }
     bool full(const Table& table, std::uint32_t slot) const {
         const Block* its = block(table, slot);
-        return its != nullptr && !is_cut(table, slot) &&
-               std::ranges::none_of(its->tokens, [](const Token& token) {
+        return its != nullptr && std::ranges::none_of(its->tokens, [](const Token& token) {
                    return token.key.empty() || token.value.empty();
                });
     }
@@ -78,8 +72,8 @@ class Model {
         return token;
     }
 
-    // The slot's block can be written: the table's own, rows, none of them stale. Of rows that are
-    // appended, the first one.
+    // The slot's block can be written: the table's own, rows. Of rows that are appended, the first
+    // one.
     Block& touch(Table& table, std::uint32_t slot, std::uint32_t first = 0) {
         if (slot >= table.slots.size()) table.slots.resize(slot + 1);
         Entry& entry = table.slots[slot];
@@ -89,16 +83,10 @@ class Model {
             entry->rung == 0 && entry.get() == table.kept && first >= table.kept_size;
         if (entry.use_count() > (in_place ? 2 : 1)) entry = make(*entry);
         entry->rung = 0;
-        if (is_cut(table, slot)) {
-            std::fill(entry->tokens.begin() + table.size % tokens(), entry->tokens.end(), Token());
-            table.cut = false;
-        }
         return *entry;
     }
     // Bytes more that writing cells of these slots takes.
-    long cost_of_writing(const Table& table, std::set<std::uint32_t> slots) const {
-        const bool grows = !slots.empty() && *slots.rbegin() >= table.size / tokens();
-        if (table.cut && grows) slots.insert(table.size / tokens());
+    long cost_of_writing(const Table& table, const std::set<std::uint32_t>& slots) const {
         long bytes = 0;
         for (const std::uint32_t slot : slots) {
             const Block* its = block(table, slot);
@@ -108,42 +96,32 @@ class Model {
         }
         return bytes;
     }
-    void grow(Table& table, std::uint32_t size, std::uint32_t first = 0) {
-        if (size <= table.size) return;
-        if (table.cut) touch(table, table.size / tokens(), first);
-        table.size = size;
-    }
+    void grow(Table& table, std::uint32_t size) const { table.size = std::max(table.size, size); }
     Token& write(Table& table, std::uint32_t cell, std::uint32_t first = 0) {
-        grow(table, cell + 1, first);
+        grow(table, cell + 1);
         return touch(table, cell / tokens(), first).tokens[cell % tokens()];
     }
     void append(Table& table, const Tokens& rows) {
         const std::uint32_t first = table.size;
         for (const Token& row : rows) write(table, table.size, first) = row;
     }
-    // A table that is kept for a rollback, and one that has come back by it.
+    // A table that is kept for a rollback.
     void begin(Table& table) const {
         table.kept = block(table, table.size / tokens());
         table.kept_size = table.size;
     }
-    void rolled_back(Table& table) const {
-        table.kept = nullptr;
-        const Block* its = block(table, table.size / tokens());
-        if (its == nullptr) return;
-        Tokens& rows = table.slots[table.size / tokens()]->tokens;
-        const auto stale = rows.begin() + table.size % tokens();
-        if (std::all_of(stale, rows.end(), [](const Token& row) { return row == Token(); })) return;
-        table.cut = its->rung > 0 || table.slots[table.size / tokens()].use_count() > 1;
-        if (!table.cut) std::fill(stale, rows.end(), Token());
+    // As an owner does that keeps an order: a packed block that is cut is opened.
+    bool cuts(const Table& table, std::uint32_t size) const {
+        const Block* its = block(table, size / tokens());
+        return size < table.size && size % tokens() != 0 && its != nullptr && its->rung > 0;
     }
-    void truncate(Table& table, std::uint32_t size) const {
+    void truncate(Table& table, std::uint32_t size) {
         if (size >= table.size) return;
+        if (cuts(table, size)) touch(table, size / tokens());
         table.size = size;
         table.slots.resize((size + tokens() - 1) / tokens());
-        table.cut = size % tokens() != 0 && table.slots.back() != nullptr;
     }
     void drop(Table& table, std::uint32_t slot) const {
-        if (is_cut(table, slot)) table.cut = false;
         if (slot < table.slots.size()) table.slots[slot] = nullptr;
     }
     void put(Table& table, std::uint32_t slot, Block block) {
@@ -249,7 +227,7 @@ class Model {
         }
         if (!its.stats_from) return {};
         const Block* named = block(*its.table, *its.stats_from);
-        if (named != nullptr && named->rung > 0 && named->leads) return {named->bytes, true};
+        if (named != nullptr && named->rung == rung && named->leads) return {named->bytes, true};
         const auto found = due_at.find({its.table, *its.stats_from});
         return found != due_at.end() ? due[found->second].statistics : Statistics();
     }

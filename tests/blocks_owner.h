@@ -15,6 +15,7 @@
 
 #include "blocks_model.h"
 #include "failing_new.h"
+#include "lowkv/batch.h"
 #include "sample.h"
 #include "sealed_device.h"
 
@@ -30,9 +31,6 @@ struct Kind {
 // Rows of one sequence.
 inline Rows rows_of(const Buffer& buffer, RowType type) {
     return {buffer.rows().data, type, buffer.strides().head, buffer.strides().token};
-}
-inline RowsOut out_of(Buffer& buffer) {
-    return {buffer.out().data, buffer.strides().head, buffer.strides().token};
 }
 
 // What owners share: a store, random rows, and a lack of memory.
@@ -108,8 +106,15 @@ struct Owned {
     }
     // What is read of a sequence.
     void check_cells(const Sequence& sequence, const Table& table) {
+        check_cells(table, [&](const BatchRowsOut& keys, const BatchRowsOut& values) {
+            sequence.read(0, table.size, {keys.data, keys.strides.head, keys.strides.token},
+                          {values.data, values.strides.head, values.strides.token}, executor());
+        });
+    }
+    template <class Read>
+    void check_cells(const Table& table, Read read) {
         Buffer keys(plan->rows(), plan->shape(), 1, table.size), values = keys;
-        sequence.read(0, table.size, out_of(keys), out_of(values), executor());
+        read(keys.out(), values.out());
         for (std::uint32_t cell = 0; cell < table.size; ++cell)
             if (Token{keys.get(0, cell), values.get(0, cell)} != model.at(table, cell))
                 FAIL("cell ", cell, " of ", table.size);
@@ -179,6 +184,8 @@ struct Asked {
     }
 };
 
+inline std::span<Table> tables_of(Table& its) { return {&its, 1}; }
+
 // Some of a kind, each with its model, whose tables are tables_of(State&). They fork, and have
 // steps.
 template <class Object, class State>
@@ -237,7 +244,6 @@ struct Sides : Owned {
         if (!side.begun) return;
         side.now = std::move(*side.begun);
         side.begun.reset();
-        for (Table& table : tables_of(side.now)) model.rolled_back(table);
     }
 };
 

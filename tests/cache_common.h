@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 
 namespace cache_test {
 

@@ -74,10 +74,12 @@ TEST_CASE("what can't be a latent layer is refused by name") {
         CHECK(error_of([&] { plan_of("exact", wrong); }).find("of one head, a multiple of 16") !=
               std::string::npos);
     const auto plan = plan_of("lowkv3");
-    Sequence sequence(lowkv::test::make_store(), plan, retention);
     const Row row(shape.channels());
     const std::uint32_t cell = 0;
-    CHECK(error_of([&] { sequence.write_values({&cell, 1}, row.data(), row.size()); }) ==
+    const Rows values{row.data(), RowType::f32, row.size(), row.size()};
+    Blocks table(lowkv::test::make_store(),
+                 std::make_shared<const Blocks::Ladder>(Blocks::Ladder{plan}));
+    CHECK(error_of([&] { table.write({&cell, 1}, {}, values); }) ==
           "a latent layer's values are in its keys: write those alone");
     CHECK(error_of([&] {
               PagedLayer(lowkv::test::make_store(), plan, retention, 0, 128, PageMemory{}, 0);
@@ -115,19 +117,4 @@ TEST_CASE("values are read out of the keys, and an image has none") {
         CHECK(load_as({1, 96, 64}) == "image: values in the keys, channels: 80, not 64");
         CHECK(!load_as({1, 96}).empty());
     }
-}
-
-TEST_CASE("rows of another sequence's cells are packed with their values") {
-    Rng rng(5);
-    const auto store = lowkv::test::make_store();
-    const auto plan = plan_of("lowkv3");
-    Sequence rows(store, plan, retention), packed(store, plan, retention);
-    cache_test::append(rows, rng, 256);
-    std::vector<std::uint32_t> cells;
-    for (std::uint32_t t = 0; t < 128; ++t) cells.push_back(2 * t);
-    const std::uint32_t block = 0;
-    packed.pack_from(rows, {&block, 1}, cells);
-    CHECK(packed.packed(0));
-    CHECK(packed.full(0));
-    check_values(packed);
 }

@@ -24,27 +24,49 @@ std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t count) {
     return all;
 }
 
-// Two blocks, the first packed; and nothing.
-struct Caches {
-    std::shared_ptr<Store> store = lowkv::test::make_store();
-    std::shared_ptr<const Plan> plan;
-    Sequence from, to;
+std::shared_ptr<const Blocks::Ladder> ladder_of(std::initializer_list<const char*> schemes) {
+    Blocks::Ladder ladder;
+    for (const char* scheme : schemes)
+        ladder.push_back(cache_test::make_plan(parse_scheme(scheme).base, shape));
+    return std::make_shared<const Blocks::Ladder>(std::move(ladder));
+}
 
-    explicit Caches(const char* scheme)
-        : plan(cache_test::make_plan(parse_scheme(scheme).base, shape)),
-          from(store, plan, {}),
-          to(store, plan, {}) {
+void write(Blocks& table, std::span<const float> keys, std::span<const float> values) {
+    table.write(range(0, static_cast<std::uint32_t>(keys.size() / shape.channels())),
+                {keys.data(), RowType::f32, shape.head_dim, shape.channels()},
+                {values.data(), RowType::f32, shape.head_dim, shape.channels()});
+}
+
+// Two blocks, the first packed; and nothing.
+struct Tables {
+    std::shared_ptr<Store> store = lowkv::test::make_store();
+    Blocks from, to;
+    std::uint32_t n;
+
+    explicit Tables(const char* scheme)
+        : from(store, ladder_of({scheme})),
+          to(store, ladder_of({scheme})),
+          n(from.plan().block_tokens()) {
         cache_test::Rng rng(4);
-        cache_test::append(from, rng, 2 * plan->block_tokens());
-        const std::uint32_t first = 0;
-        from.pack({&first, 1});
+        const auto rows = cache_test::random_rows(rng, 2 * n, shape.channels());
+        write(from, rows, rows);
+        Blocks::pack({{&from, 0}}, {.rung = 1});
+    }
+    // Cells of `from` into slots of `to`.
+    auto gather(std::vector<std::uint32_t> slots, std::vector<std::uint32_t> cells,
+                std::optional<Part> only = std::nullopt, std::uint8_t rung = 1) {
+        return [this, slots, cells, only, rung] {
+            std::vector<Blocks::Packing> places;
+            for (const std::uint32_t slot : slots)
+                places.push_back({&to, slot, Blocks::newest, nullptr, cells});
+            Blocks::pack(places, {.rung = rung, .only = only, .rows = &from});
+        };
     }
     // f() changes nothing.
     template <class F>
     void refuses(F f) {
         const StoreStats before = store->stats();
         CHECK_THROWS_AS(f(), Error);
-        CHECK(to.blocks() == to.size() / plan->block_tokens());
         CHECK(store->stats().packed_blocks == before.packed_blocks);
         CHECK(store->stats().exact_blocks == before.exact_blocks);
     }
@@ -53,62 +75,67 @@ struct Caches {
 }  // namespace
 
 TEST_CASE("what can't be packed from there is refused, and nothing changes") {
-    Caches caches("kivi2");
-    const std::uint32_t n = caches.plan->block_tokens();
-    const std::vector<std::uint32_t> first{0}, second{1}, absent{5}, twice{0, 0};
-    const auto from = [&caches](const std::vector<std::uint32_t>& blocks,
-                                const std::vector<std::uint32_t>& cells) {
-        return [&caches, blocks, cells] { caches.to.pack_from(caches.from, blocks, cells); };
-    };
-    caches.refuses(from(first, range(0, n)));      // packed rows
-    caches.refuses(from(first, range(2 * n, n)));  // no rows
-    caches.refuses(from(first, range(n, n - 1)));  // too few
-    std::vector<std::uint32_t> cells = range(n, n);
-    cells.insert(cells.end(), cells.begin(), cells.end());
-    caches.refuses(from(twice, cells));
-    caches.refuses([&] { caches.to.pack_values_from(caches.from, first, range(n, n)); });
-    from(first, range(n, n))();
-    caches.refuses(from(first, range(n, n)));  // there already
-    caches.refuses([&] { caches.to.pack_values_from(caches.from, first, range(n, n)); });
-    for (const auto& blocks : {first, second, absent})  // there already, not packed, absent
-        caches.refuses([&] { caches.to.pack_again_from(caches.from, blocks); });
+    Tables tables("kivi2");
+    const std::uint32_t n = tables.n;
+    tables.refuses(tables.gather({0}, range(0, n)));         // packed rows
+    tables.refuses(tables.gather({0}, range(2 * n, n)));     // no rows
+    tables.refuses(tables.gather({0}, range(n, n - 1)));     // too few
+    tables.refuses(tables.gather({0, 0}, range(n, n)));      // twice
+    tables.refuses(tables.gather({0}, range(n, n), {}, 2));  // a rung that there is not
+    tables.refuses(tables.gather({Blocks::max_cells / n}, range(n, n)));
+    tables.refuses(tables.gather({0}, range(n, n), Part::values));  // without keys
+    tables.gather({0}, range(n, n))();
+    tables.refuses(tables.gather({0}, range(n, n), Part::values));
+    tables.refuses([&] { Blocks::pack({{&tables.from, 1}}, {.rung = 0}); });
     for (const char* other : {"lowkv2.8", "kivi2"}) {
-        Caches others(other);  // blocks, rows of another form; on another device
-        if (&others.to.device() == &caches.to.device() && others.plan->block_tokens() == n)
-            continue;
-        others.refuses([&] { others.to.pack_from(caches.from, first, range(n, n)); });
+        Tables others(other);  // blocks, rows of another form; on another device
+        if (&others.to.device() == &tables.to.device() && others.n == n) continue;
+        others.refuses([&] {
+            const auto cells = range(n, others.n);
+            Blocks::pack({{&others.to, 0, Blocks::newest, nullptr, cells}},
+                         {.rung = 1, .rows = &tables.from});
+        });
     }
-    Caches exact("exact");
-    exact.refuses([&] { exact.to.pack_keys_from(exact.from, first, range(0, n)); });
-    exact.refuses([&] { exact.to.pack_again_from(exact.from, first); });
+    Tables exact("exact");
+    exact.refuses(exact.gather({0}, range(0, n)));
+    CHECK_THROWS_AS(Blocks(nullptr, ladder_of({"kivi2"})), Error);
+    CHECK_THROWS_AS(Blocks(tables.store, nullptr), Error);
+    CHECK_THROWS_AS(Blocks(tables.store, ladder_of({"lowkv2.8", "kivi2"})), Error);
+    const std::uint32_t far = Blocks::max_cells;
+    const Rows none;
+    CHECK_THROWS_WITH_AS(tables.to.write({&far, 1}, none, none),
+                         "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
+                         Error);
 }
 
 TEST_CASE("codes that have no place are refused, and nothing changes") {
-    Caches caches("kivi2");
-    const std::vector<std::byte> codes(caches.plan->packed_bytes());
-    const auto put = [&](std::vector<std::uint32_t> blocks, std::optional<Part> only) {
-        return [&caches, &codes, blocks, only] {
-            const std::vector<const std::byte*> bytes(blocks.size(), codes.data());
-            caches.to.put_packed(blocks, bytes, only);
+    Tables tables("kivi2");
+    const std::vector<std::byte> codes(tables.to.plan().packed_bytes());
+    const auto put = [&](std::vector<std::uint32_t> slots, std::optional<Part> only,
+                         std::uint8_t rung = 1) {
+        return [&tables, &codes, slots, only, rung] {
+            const std::vector<const std::byte*> bytes(slots.size(), codes.data());
+            tables.to.put(slots, bytes, rung, only);
         };
     };
-    caches.refuses(put({0}, Part::values));  // without keys
-    caches.refuses(put({7, 7}, std::nullopt));
+    tables.refuses(put({0}, Part::values));  // without keys
+    tables.refuses(put({7, 7}, std::nullopt));
+    tables.refuses(put({0}, std::nullopt, 0));
     put({0}, std::nullopt)();
     put({1}, Part::keys)();
     for (const auto only : {std::optional<Part>(), std::optional(Part::keys)})
-        caches.refuses(put({0}, only));
-    caches.refuses(put({0}, Part::values));
-    caches.refuses(put({1}, Part::keys));
-    caches.refuses([&] { caches.to.put_packed(std::vector<std::uint32_t>{2}, {}); });
-    caches.to.begin();
-    caches.refuses(put({2}, std::nullopt));
-    caches.to.rollback();
+        tables.refuses(put({0}, only));
+    tables.refuses(put({0}, Part::values));
+    tables.refuses(put({1}, Part::keys));
+    tables.refuses([&] { tables.to.put(std::vector<std::uint32_t>{2}, {}, 1); });
+    tables.to.begin();
+    tables.refuses(put({2}, std::nullopt));
+    tables.to.rollback();
     put({1}, Part::values)();
-    Caches exact("exact");
+    Tables exact("exact");
     exact.refuses([&] {
         const std::byte* none = nullptr;
-        exact.to.put_packed(range(0, 1), {&none, 1});
+        exact.to.put(range(0, 1), {&none, 1}, 1);
     });
 }
 
@@ -126,45 +153,38 @@ TEST_CASE("rows that went through finer schemes lose little more than those pack
         rows[1].push_back(normal(random));
     }
     const auto store = lowkv::test::make_store();
-    const auto blocks = range(0, 8);
-    const auto empty = [&](const char* scheme) {
-        const Scheme parsed = parse_scheme(scheme);
-        return Sequence(store, std::make_shared<const Plan>(parsed.base, shape), parsed.retention);
-    };
     // Relative to the rows: of keys, of values.
-    const auto error = [&](const Sequence& sequence, int part) {
+    const auto error = [&](const Blocks& table, int part) {
+        std::vector<std::uint16_t> read(rows[part].size());
+        const BatchRowsOut out{read.data(), {0, shape.head_dim, channels}};
+        Blocks::read({&table, 1}, 0, n, part == 0 ? out : BatchRowsOut{},
+                     part == 1 ? out : BatchRowsOut{}, serial_executor());
         double lost = 0, all = 0;
-        std::vector<float> row(channels);
-        for (std::uint32_t t = 0; t < n; ++t) {
-            if (part == 0)
-                sequence.read_key(t, row.data());
-            else
-                sequence.read_value(t, row.data());
-            for (std::uint32_t c = 0; c < channels; ++c) {
-                const double x = rows[part][std::size_t{t} * channels + c];
-                lost += (row[c] - x) * (row[c] - x);
-                all += x * x;
-            }
+        for (std::size_t i = 0; i < read.size(); ++i) {
+            const double x = rows[part][i], is = cache_test::f16_value(read[i]);
+            lost += (is - x) * (is - x);
+            all += x * x;
         }
         return std::sqrt(lost / all);
     };
-    const auto packed_once = [&](const char* scheme) {
-        Sequence sequence = empty(scheme);
-        sequence.append(rows[0].data(), rows[1].data(), n);
-        sequence.pack(blocks);
-        return sequence;
+    const auto ladder = ladder_of({"lowkv4", "lowkv2.8", "lowkv2", "lowkv1.5"});
+    const auto pack = [&](Blocks& table, std::uint8_t rung) {
+        std::vector<Blocks::Packing> all;
+        for (std::uint32_t slot = 0; slot < 8; ++slot) all.push_back({&table, slot});
+        Blocks::pack(all, {.rung = rung});
     };
-    Sequence finer = packed_once("lowkv4");
-    for (const char* scheme : {"lowkv2.8", "lowkv2", "lowkv1.5"}) {
-        Sequence again = empty(scheme);
-        again.pack_again_from(finer, blocks);
-        const Sequence once = packed_once(scheme);
+    Blocks again(store, ladder);
+    write(again, rows[0], rows[1]);
+    for (std::uint8_t rung = 1; rung <= 4; ++rung) {
+        pack(again, rung);
+        Blocks once(store, ladder);
+        write(once, rows[0], rows[1]);
+        pack(once, rung);
         for (const int part : {0, 1}) {
-            CAPTURE(scheme);
+            CAPTURE(rung);
             CAPTURE(part);
             CAPTURE(error(once, part));
             CHECK(error(again, part) < 1.2 * error(once, part));
         }
-        finer = std::move(again);
     }
 }

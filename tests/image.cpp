@@ -250,7 +250,7 @@ TEST_CASE("what can't be an image is named") {
         {"blocks of 0 tokens in 200 bytes", [](auto& h) { h.identity.block_tokens = 0; }},
         {"blocks of 32 tokens in 0 bytes", [](auto& h) { h.identity.packed_bytes = 0; }},
         {"rows of type 4", [](auto& h) { h.identity.rows = static_cast<RowType>(4); }},
-        {"tokens; legal: up to", [](auto& h) { h.tokens = Sequence::max_cells + 1; }},
+        {"tokens; legal: up to", [](auto& h) { h.tokens = Blocks::max_cells + 1; }},
         {"exact cells [0, 0)", [](auto& h) { h.spans[0].tokens = 0; }},
         {"packed cells [4, 68) after", [](auto& h) { h.spans[1].first = 4; }},
         {"packed cells [6, 70) after those before 5; an image has its cells in order, without gaps",

@@ -103,7 +103,7 @@ std::uint32_t odd_number(std::mt19937& random, std::uint32_t was) {
         (1u << random() % 32) + static_cast<std::uint32_t>(random() % 3) - 1,
         static_cast<std::uint32_t>(random()),
         0xffffffff - static_cast<std::uint32_t>(random() % 200),
-        Sequence::max_cells - 1 - static_cast<std::uint32_t>(random() % 300) / block * block,
+        Blocks::max_cells - 1 - static_cast<std::uint32_t>(random() % 300) / block * block,
         static_cast<std::uint32_t>(random() % 5) * block};
     return numbers[random() % std::size(numbers)];
 }
@@ -241,8 +241,8 @@ TEST_CASE("a header without rows allocates nothing by its counts") {
     ImageHeader header = reader.good.back();
     REQUIRE(header.spans.empty());
     header.queries = false;
-    const std::pair<std::uint32_t, std::uint32_t> counts[] = {{1, Sequence::max_cells - 200},
-                                                              {1 << 16, Sequence::max_cells - 200},
+    const std::pair<std::uint32_t, std::uint32_t> counts[] = {{1, Blocks::max_cells - 200},
+                                                              {1 << 16, Blocks::max_cells - 200},
                                                               {1 << 16, 1},
                                                               {4000000000u, 1},
                                                               {5000, 100},

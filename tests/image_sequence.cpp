@@ -70,7 +70,6 @@ void check_same(const Sequence& a, const Sequence& b) {
     REQUIRE(a.blocks() == b.blocks());
     for (std::uint32_t block = 0; block < a.blocks(); ++block) {
         CHECK(a.packed(block) == b.packed(block));
-        CHECK(a.full(block) == b.full(block));
     }
     for (std::uint32_t cell = 0; cell < a.size(); cell += 29) {
         CHECK(cache_test::read_key(a, cell) == cache_test::read_key(b, cell));
@@ -111,39 +110,6 @@ TEST_CASE("every preset comes back and goes on where it was") {
             check_same(cache.sequence, loaded);
         }
     }
-}
-
-TEST_CASE("short ones, and none at all") {
-    for (const std::uint32_t tokens : {0u, 1u, 31u, 32u, 33u}) {
-        Rng rng(2);
-        Cache cache(parse_scheme("kivi2").base);
-        cache.append(rng, tokens);
-        check_same(cache.sequence, cache.reloaded(save_sequence(cache.sequence)));
-    }
-}
-
-TEST_CASE("a sequence whose tokens lack rows is not saved, its fork is") {
-    Rng rng(3);
-    Cache cache(parse_scheme("kivi2").base);
-    cache.append(rng, 300);
-    const std::vector<std::uint32_t> last{299}, far{700}, dropped{2};
-    const Row rows = cache_test::random_rows(rng, 1, shape.channels());
-    const Sequence fork = cache.sequence.fork();
-    const auto is_refused = [&](const Sequence& sequence, const char* words) {
-        CHECK_THROWS_WITH_AS(save_sequence(sequence), doctest::Contains(words), Error);
-    };
-    Sequence later = fork.fork();
-    later.write_keys(std::vector<std::uint32_t>{300}, rows.data(), shape.channels());
-    is_refused(later, "save a sequence between steps");
-    later.write_values(std::vector<std::uint32_t>{300}, rows.data(), shape.channels());
-    check_same(later, cache.reloaded(save_sequence(later)));
-    later.write_keys(far, rows.data(), shape.channels());
-    later.write_values(far, rows.data(), shape.channels());
-    is_refused(later, "tokens were appended in order");
-    cache.sequence.write_keys(last, rows.data(), shape.channels());
-    cache.sequence.drop(dropped);
-    is_refused(cache.sequence, "save: tokens [64, 96) have not all keys and values");
-    check_same(fork, cache.reloaded(save_sequence(fork)));
 }
 
 TEST_CASE("an image with gaps, as older versions could save it, is refused") {
@@ -236,21 +202,6 @@ TEST_CASE("an order of channels that lacks one is refused") {
     reseal(image);
     CHECK(refusal([&] { cache.reloaded(image); }).find("lack channels of the keys") !=
           std::string::npos);
-}
-
-TEST_CASE("a block that waits for its values can't be saved") {
-    Rng rng(8);
-    Cache cache(parse_scheme("kivi2").base);
-    Sequence source(cache.store, cache.plan, retention);
-    cache_test::append(source, rng, 64);
-    cache_test::append(cache.sequence, rng, 32);  // the sinks' block
-    const std::uint32_t blocks[] = {1};
-    std::vector<std::uint32_t> cells(32);
-    std::iota(cells.begin(), cells.end(), 0);
-    cache.sequence.pack_keys_from(source, blocks, cells);
-    CHECK_THROWS_AS(save_sequence(cache.sequence), Error);
-    cache.sequence.pack_values_from(source, blocks, cells);
-    CHECK_FALSE(save_sequence(cache.sequence).empty());
 }
 
 TEST_CASE("every truncation is refused") {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "image_case.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/query_energy.h"
 #include "lowkv/scheme.h"

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
 #include "lowkv/serial.h"

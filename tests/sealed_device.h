@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lowkv/batch.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
 #include "platform/memory.h"
@@ -141,14 +142,19 @@ inline std::shared_ptr<Store> make_store(std::size_t budget_bytes = 0) {
 }
 
 // What lies behind a block's view: a copy, in `copy`, where the host can't read it.
+inline BlockView readable(const Device& device, const BlockView& view, std::size_t bytes,
+                          std::vector<std::byte>& copy) {
+    if (view.keys == nullptr || &device == cpu_device().get()) return view;
+    copy.resize(bytes);
+    device.copy_out(copy.data(), view.keys, copy.size());
+    return {copy.data(), copy.data() + (view.values - view.keys), view.packed};
+}
 inline BlockView readable(const Sequence& sequence, std::uint32_t block,
                           std::vector<std::byte>& copy) {
-    BlockView view = sequence.view(block);
-    if (view.keys == nullptr || &sequence.device() == cpu_device().get()) return view;
+    const BlockView view = sequence.view(block);
     const Plan& plan = sequence.plan();
-    copy.resize(view.packed ? plan.packed_bytes() : plan.exact_bytes());
-    sequence.device().copy_out(copy.data(), view.keys, copy.size());
-    return {copy.data(), copy.data() + (view.values - view.keys), view.packed};
+    return readable(sequence.device(), view, view.packed ? plan.packed_bytes() : plan.exact_bytes(),
+                    copy);
 }
 
 }  // namespace lowkv::test

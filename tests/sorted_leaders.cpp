@@ -12,7 +12,6 @@
 
 #include "codec/small_floats.h"
 #include "lowkv/batch.h"
-#include "lowkv/cache.h"
 #include "lowkv/serial.h"
 #include "sealed_device.h"
 

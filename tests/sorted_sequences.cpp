@@ -1,15 +1,15 @@
-// Blocks of a sequence have the same statistics: many at once, beside others in one Sequence, and
+// Blocks of a sequence have the same statistics: many at once, beside others in one table, and
 // weighed by queries. However else it came to be: blocks_*.cpp.
 
 #include <doctest/doctest.h>
 
 #include <array>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
 #include "lowkv/batch.h"
-#include "lowkv/cache.h"
 #include "lowkv/error.h"
 #include "quantizers/sorted/sorted_part.h"
 #include "sealed_device.h"
@@ -107,30 +107,44 @@ TEST_CASE("hosts say which blocks belong together") {
     const auto plan = make_plan();
     const auto store = make_store();
     const Tokens a(3 * n, 7), b(3 * n, 8);
-    Sequence from(store, plan, no_window), to(store, plan, no_window);
-    a.append(from, 0, 3 * n);
-    b.append(from, 0, 3 * n);
+    const auto ladder = std::make_shared<const Blocks::Ladder>(Blocks::Ladder{plan});
+    Blocks from(store, ladder), to(store, ladder);
+    std::vector<std::uint32_t> all(3 * n);
+    for (const Tokens* rows : {&a, &b}) {
+        std::iota(all.begin(), all.end(), rows == &a ? 0 : 3 * n);
+        const Rows keys{rows->keys.data(), RowType::f32, shape.head_dim, shape.channels()};
+        const Rows values{rows->values.data(), RowType::f32, shape.head_dim, shape.channels()};
+        from.write(all, keys, values);
+    }
+    const auto bytes = [&](std::uint32_t slot) {
+        std::vector<std::byte> copy;
+        const BlockView view = readable(to.device(), to.view(slot), to.bytes(slot), copy);
+        return Bytes(view.keys, view.keys + to.bytes(slot));
+    };
     std::vector<std::uint32_t> cells(4 * n);
     for (std::uint32_t i = 0; i < 2 * n; ++i) cells[i] = i;
     for (std::uint32_t i = 0; i < 2 * n; ++i) cells[2 * n + i] = 3 * n + i;
     // In an order of their own: the block that has the statistics may come later.
-    const std::array<std::uint32_t, 4> blocks{2, 5, 4, 1};
-    const std::array<std::uint32_t, 4> stats_from{5, Sequence::no_cell, Sequence::no_cell, 4};
-    to.pack_from(from, blocks, cells, serial_executor(), stats_from);
-    CHECK(statistics(to, 2) == statistics(to, 5));
-    CHECK(statistics(to, 4) == statistics(to, 1));
-    CHECK(statistics(to, 2) != statistics(to, 4));
+    const std::array<std::uint32_t, 4> slots{2, 5, 4, 1};
+    const std::array<std::uint32_t, 4> stats_from{5, Blocks::no_cell, Blocks::no_cell, 4};
+    std::vector<Blocks::Packing> places;
+    for (std::size_t i = 0; i < slots.size(); ++i)
+        places.push_back(
+            {&to, slots[i], stats_from[i], nullptr, std::span(cells).subspan(i * n, n)});
+    Blocks::pack(places, {.rung = 1, .rows = &from});
+    const auto its = [&](std::uint32_t slot) { return statistics(*plan, bytes(slot)); };
+    CHECK(its(2) == its(5));
+    CHECK(its(4) == its(1));
+    CHECK(its(2) != its(4));
     Sequence alone(store, plan, no_window);
     b.append(alone, 0, 2 * n);
     alone.pack();
-    CHECK(packed_bytes(alone, 0) == packed_bytes(to, 4));
-    CHECK(packed_bytes(alone, 1) == packed_bytes(to, 1));
+    CHECK(packed_bytes(alone, 0) == bytes(4));
+    CHECK(packed_bytes(alone, 1) == bytes(1));
     // Of one that is packed already.
     for (std::uint32_t i = 0; i < n; ++i) cells[i] = 5 * n + i;
-    const std::uint32_t next = 0, known = 4;
-    to.pack_from(from, {&next, 1}, std::span(cells).first(n), serial_executor(), {&known, 1});
-    CHECK(statistics(to, 0) == statistics(to, 4));
-    CHECK_THROWS_AS(to.pack({&next, 1}, serial_executor(), stats_from), Error);
+    Blocks::pack({{&to, 0, 4, nullptr, std::span(cells).first(n)}}, {.rung = 1, .rows = &from});
+    CHECK(its(0) == its(4));
 }
 
 TEST_CASE("queries: the newest ones before the first packed block, and none after it") {
@@ -172,15 +186,23 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     fork.update_query_stats(others.part(0, 512));
     packed(fork, n, n);
     CHECK(statistics(fork, 1) == statistics(sequence, 0));
-    const std::array<std::uint32_t, 2> gone{0, 1};
-    fork.drop(gone);
+    Batch sliding(store, plan, no_window, 1);
+    sliding.update_query_stats(0, asked.part(0, 64));
+    const BatchStrides strides{0, shape.head_dim, shape.channels()};
+    for (const std::uint32_t first : {0u, n}) {
+        const std::size_t at = first * shape.channels();
+        sliding.append({rows.keys.data() + at, RowType::f32, strides},
+                       {rows.values.data() + at, RowType::f32, strides}, n);
+        sliding.pack();
+        sliding.drop_before(sliding.tokens());
+    }
     rows.append(fork, 2 * n, n);
     fork.pack();
-    Sequence same(store, plan, no_window);
-    same.update_query_stats(asked.part(0, 64));
-    rows.append(same, 2 * n, n);
-    same.pack();
-    CHECK(statistics(fork, 2) == statistics(same, 0));
+    sliding.append({rows.keys.data() + 2 * n * shape.channels(), RowType::f32, strides},
+                   {rows.values.data() + 2 * n * shape.channels(), RowType::f32, strides}, n);
+    sliding.pack();
+    const Bytes slid = sliding.save(), last = packed_bytes(fork, 2);
+    CHECK(std::search(slid.begin(), slid.end(), last.begin(), last.end()) != slid.end());
     // It begins anew.
     fork.truncate(0);
     CHECK(fork.wants_queries());

@@ -7,6 +7,7 @@
 
 #include "common/machine.h"
 #include "lowkv/attention.h"
+#include "lowkv/batch.h"
 #include "lowkv/codec.h"
 #include "lowkv/executor_openmp.h"
 

@@ -50,9 +50,9 @@ std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
 }
 
 void FilteredSequence::append(const float* keys, const float* values, std::uint32_t tokens) {
-    if (tokens > Sequence::max_cells - size_) {
+    if (tokens > Blocks::max_cells - size_) {
         throw Error(ErrorCode::invalid_argument,
-                    "a sequence has at most " + std::to_string(Sequence::max_cells) + " tokens");
+                    "a sequence has at most " + std::to_string(Blocks::max_cells) + " tokens");
     }
     const std::size_t before = mass_.size();
     mass_.resize(before + tokens);
@@ -129,7 +129,7 @@ std::vector<Fate> FilteredSequence::decide(std::uint32_t leaving) const {
 }
 
 void FilteredSequence::pack(Executor& executor) {
-    if (const std::uint32_t tokens = leaving(); tokens > 0) rearrange(decide(tokens));
+    if (const std::uint32_t tokens = leaving(); tokens > 0) rearrange(decide(tokens), executor);
     if (due_.empty()) return;
     sequence_.pack(due_, executor);
     due_.clear();
@@ -137,8 +137,9 @@ void FilteredSequence::pack(Executor& executor) {
 
 // ---- moving ----
 
-// All that can fail comes first, up to move_rows().
-void FilteredSequence::rearrange(std::span<const Fate> fates) {
+// All that can fail comes first. Every block of the tail is made anew, so that packing changes
+// nothing that a fork still has undecided.
+void FilteredSequence::rearrange(std::span<const Fate> fates, Executor& executor) {
     const std::uint32_t tokens = sequence_.plan().block_tokens();
     const auto old_end = static_cast<std::uint32_t>(decided_.size());
     const auto leaving = static_cast<std::uint32_t>(fates.size());
@@ -170,7 +171,7 @@ void FilteredSequence::rearrange(std::span<const Fate> fates) {
     for (std::size_t i = 0; i < decided_in_tail; ++i) decided.push_back(position(order[i]));
     due_.reserve(due_.size() + packed_blocks);
 
-    move_rows(order);
+    sequence_.rearrange(tail_, order, executor);
     const std::uint32_t first_packed_block = tail_ / tokens + kept_blocks;
     for (std::uint32_t b = 0; b < packed_blocks; ++b) due_.push_back(first_packed_block + b);
     tail_ += (kept_blocks + packed_blocks) * tokens;
@@ -179,25 +180,6 @@ void FilteredSequence::rearrange(std::span<const Fate> fates) {
     decided_ = std::move(decided);
     mass_.erase(mass_.begin(), mass_.begin() + leaving);
     queries_.erase(queries_.begin(), queries_.begin() + leaving);
-}
-
-// Every row of the tail is written, moved or not: a block shared with a fork is copied by it, and
-// packing then changes nothing that the fork still has undecided.
-void FilteredSequence::move_rows(std::span<const std::uint32_t> order) {
-    const std::size_t channels = sequence_.plan().shape().channels();
-    std::vector<std::uint32_t> cells(order.size());
-    std::iota(cells.begin(), cells.end(), tail_);
-    std::vector<float> keys(order.size() * channels), values(keys.size());
-    std::vector<std::int32_t> positions(order.size());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-        sequence_.read_key(order[i], keys.data() + i * channels);
-        sequence_.read_value(order[i], values.data() + i * channels);
-        positions[i] = sequence_.position(order[i]);
-    }
-    const std::size_t head_dim = sequence_.plan().shape().head_dim;
-    sequence_.write(cells, {keys.data(), RowType::f32, head_dim, channels},
-                    {values.data(), RowType::f32, head_dim, channels}, positions);
-    sequence_.truncate(tail_ + static_cast<std::uint32_t>(order.size()));
 }
 
 }  // namespace lowkv

@@ -14,6 +14,8 @@
 
 namespace lowkv {
 
+class Sequence;  // batch.h
+
 struct AttentionParams {
     float scale = 1.0f;    // multiplies q.k
     float softcap = 0.0f;  // c > 0: score = c * tanh(score / c), before the mask is added

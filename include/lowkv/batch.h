@@ -1,6 +1,7 @@
 #pragma once
-// The sequences of one layer that a host steps together: rows of a batch, beams, samples. All have
-// the same number of tokens.
+// Blocks in the order of tokens. A Batch is the sequences of one layer that a host steps together:
+// rows of a batch, beams, samples. All have the same number of tokens. A Sequence is one alone,
+// with rows of floats.
 //
 //   tokens   [0, sinks)                 exact, whole blocks of the first ones
 //            [packed_first, packed_end) packed; drop_before() moves its begin
@@ -17,8 +18,9 @@
 //
 //   batch.begin();  append()  attend()  pack()  ...  batch.commit() or batch.rollback()
 //
-// Threads: as for a Sequence (cache.h), but batches that share blocks, forks of each other, may be
-// used by different threads without restriction: none changes what another may be reading.
+// Threads: as for Blocks (cache.h). Batches that share blocks, forks of each other, may be used by
+// different threads without restriction: none changes what another may be reading. A Sequence packs
+// a shared block for all its forks, so none of them may be used meanwhile.
 //
 // Every operation that throws leaves the batch as it was.
 
@@ -33,23 +35,6 @@
 #include "lowkv/serial.h"
 
 namespace lowkv {
-
-// Of [sequence][head][token][channel], in elements; a head's channels are side by side.
-struct BatchStrides {
-    std::size_t sequence = 0, head = 0, token = 0;
-};
-
-// Rows of keys or values.
-struct BatchRows {
-    const void* data = nullptr;
-    RowType type = RowType::f16;
-    BatchStrides strides;
-};
-// Rows to be written, of the plan's own type.
-struct BatchRowsOut {
-    void* data = nullptr;
-    BatchStrides strides;
-};
 
 // The newest io.tokens tokens of every sequence. io and params.mask are those of the first one; how
 // far the next sequence's are from there, in elements, is said beside. io.n_cells is the batch's to
@@ -74,7 +59,7 @@ Retention batch_retention(const Plan& plan, Retention retention) noexcept;
 class Batch {
   public:
     // The first retention.sinks tokens stay exact, in whole blocks; 0 for a sliding window, which
-    // has none. Throws as Sequence does, and for a batch of 0 sequences.
+    // has none. Throws as Blocks do, for a filter's retention, and for a batch of 0 sequences.
     // `finer`: plans for the same rows, from the most bits to the fewest, for a budget. On the CPU.
     Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
           Retention retention, std::uint32_t sequences,
@@ -82,7 +67,7 @@ class Batch {
 
     const Plan& plan() const noexcept { return sequences_.front().plan(); }
     Device& device() const noexcept { return sequences_.front().device(); }
-    const Retention& retention() const noexcept { return sequences_.front().retention(); }
+    const Retention& retention() const noexcept { return retention_; }
     std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(sequences_.size()); }
     std::uint32_t tokens() const noexcept { return state_.tokens; }
     // Tokens before it have been dropped: 0, or where drop_before() came to.
@@ -96,7 +81,10 @@ class Batch {
     std::uint32_t exact_tokens() const;
 
     // Adds `tokens` tokens to every sequence. Nothing is packed by it: pack() does that.
-    void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens);
+    // `positions`, [sequence][token], are those of the keys' RoPE, for plans that undo it
+    // (Plan::has_positions()); empty: the tokens' numbers.
+    void append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
 
     // Which of the newest `count` tokens are padding: seen is [sequence][token], 0 for those. After
     // their append(), and before pack().
@@ -116,8 +104,11 @@ class Batch {
                 Executor& executor = serial_executor()) const;
 
     // The queries of an attend(), or those of a host that attends to its tokens itself, before
-    // pack(): see Sequence::update_query_stats(). [sequence][head][query][channel], f32.
-    // `weight`: of QueryRows.
+    // pack(), for plans that want them (Plan::wants_queries(); others ignore it): the block whose
+    // statistics the others take over weighs its channels by them, and later ones, of forks too, do
+    // as it does. Forgotten by truncate(0). Where a host doesn't call it, keys are coded by their
+    // own size alone. [sequence][head][query][channel], f32, in the host's memory. `weight`: of
+    // QueryRows.
     void update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
                             std::uint32_t heads, std::uint32_t weight = 1);
     // The same of one sequence: in a padded batch, they have different numbers of queries. Throws
@@ -143,7 +134,7 @@ class Batch {
 
     // Shares all blocks; a later write to either side copies the block it touches. The fork has no
     // open step.
-    Batch fork() const;
+    Batch fork() const { return Batch(*this); }
 
     // Keeps the first `tokens` tokens, at least first(). A packed block that is cut in two is
     // decoded and its kept rows are exact again, to be packed once more later: one reopened block
@@ -154,7 +145,7 @@ class Batch {
     // has passed them.
     void drop_before(std::uint32_t token) noexcept;
 
-    // A step, see Sequence. Throws Error(invalid_argument) where one is open already.
+    // A step, see Blocks. Throws Error(invalid_argument) where one is open already.
     void begin();
     bool in_step() const noexcept { return sequences_.front().in_step(); }
     void commit() noexcept;
@@ -172,6 +163,9 @@ class Batch {
     static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
                       const std::shared_ptr<const Plan>& plan, const Retention& retention);
 
+    Batch(Batch&&) noexcept = default;
+    Batch& operator=(Batch&&) noexcept = default;
+
   private:
     struct Range {
         std::uint32_t first, end;
@@ -179,8 +173,10 @@ class Batch {
     // In tokens.
     struct State {
         std::uint32_t tokens = 0, first = 0, packed_first = 0, packed_end = 0;
+        std::uint32_t looked = 0;  // blocks before it need no look from pack() without a budget
         // Of each sequence, ascending; empty: none has any.
         std::vector<std::vector<Range>> padding;
+        std::vector<QueryEnergy> queries;  // of each sequence
     };
     // The blocks of a sequence that have left its window, [0, end), but for those of its sinks.
     struct Due {
@@ -192,18 +188,113 @@ class Batch {
         }
     };
 
-    Batch() = default;
+    // `retention`: with sinks as they are.
+    Batch(const std::shared_ptr<Store>& store, Blocks::Ladder ladder, const Retention& retention,
+          std::uint32_t sequences);
 
+    Batch(const Batch& other);
+
+    std::uint8_t last_rung() const noexcept {
+        return static_cast<std::uint8_t>(sequences_.front().ladder().size());
+    }
+    std::size_t cost(std::size_t rung) const noexcept;  // of a block, in bytes
+    Blocks::Packing packing(std::size_t sequence, std::uint32_t block) noexcept {
+        return {&sequences_[sequence], block, Blocks::newest, &state_.queries[sequence]};
+    }
+    // `apart`: as Blocks::pack() has it.
+    void pack_due(std::uint32_t spared, bool apart, Executor& executor);
     Due due(std::size_t sequence, std::uint32_t spared) const noexcept;
     void pack_within(std::size_t budget, std::span<const Due> due, Executor& executor);
     // Tokens that one plan has packed, with unquantized ones around them.
-    void add_pieces(const Sequence& sequence, std::span<const BlockView> views,
+    void add_pieces(const Blocks& sequence, std::span<const BlockView> views,
                     std::vector<AttentionPiece>& pieces) const;
 
-    std::vector<Sequence> sequences_;
-    std::vector<std::shared_ptr<const Plan>> finer_;
+    // An image's tokens: unquantized sinks, packed ones, unquantized ones.
+    struct Order {
+        std::uint32_t first, packed_first, packed_end;
+    };
+    static Order order_of(const ImageHeader& header, const Plan& plan, const Retention& retention);
+    static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
+                      const std::shared_ptr<const Plan>& plan, const Retention& retention,
+                      bool several);
+    void load_span(const ImageSpan& span, const ImagePart& part, const std::byte* image);
+
+    std::vector<Blocks> sequences_;
+    Retention retention_;
     State state_;
     State begun_;  // at begin()
+    friend class Sequence;
+    friend Sequence load_sequence(std::span<const std::byte>, const std::shared_ptr<Store>&,
+                                  const std::shared_ptr<const Plan>&, const Retention&);
+};
+
+class Sequence {
+  public:
+    // Throws as Batch does.
+    Sequence(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
+             const Retention& retention);
+
+    const Plan& plan() const noexcept { return batch_.plan(); }
+    Device& device() const noexcept { return batch_.device(); }
+    const Retention& retention() const noexcept { return batch_.retention(); }
+    std::uint32_t size() const noexcept { return batch_.tokens(); }
+
+    // Appends `tokens` rows of plan().shape().channels() floats each. `positions`: as
+    // Batch::append() has it.
+    void append(const float* keys, const float* values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
+    // The same of rows of any type; those of the plan's own are copied as they are.
+    void append(const Rows& keys, const Rows& values, std::uint32_t tokens,
+                std::span<const std::int32_t> positions = {});
+
+    void update_query_stats(const QueryRows& queries) { batch_.update_query_stats(0, queries); }
+    bool wants_queries() const noexcept { return batch_.wants_queries(); }
+
+    // A token's row as floats, decoded if packed: that costs the decoding of its block.
+    void read_key(std::uint32_t token, float* row) const { read_row(Part::keys, token, row); }
+    void read_value(std::uint32_t token, float* row) const { read_row(Part::values, token, row); }
+    // Tokens [first, first + count), as Batch::read().
+    void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
+              Executor& executor = serial_executor()) const;
+    std::int32_t position(std::uint32_t token) const noexcept { return table().position(token); }
+
+    // Packs every block that has left the window, for all forks that share it, unless a step is
+    // open in the store. Call after the step's attention, so that a step attends to its own tokens
+    // exactly. Costs nothing for blocks that an earlier call has dealt with.
+    void pack(Executor& executor = serial_executor()) { batch_.pack_due(0, false, executor); }
+    // For hosts that decide themselves: the named blocks, as far as they are full; and the tokens
+    // from `first` on, a multiple of a block, become those that `order` names.
+    void pack(std::span<const std::uint32_t> blocks, Executor& executor = serial_executor());
+    void rearrange(std::uint32_t first, std::span<const std::uint32_t> order,
+                   Executor& executor = serial_executor());
+
+    Sequence fork() const { return Sequence(batch_.fork()); }
+    // Keeps the first `size` tokens. A packed block that is cut in two is decoded, as
+    // Batch::truncate() does.
+    void truncate(std::uint32_t size) { batch_.truncate(size); }
+
+    void begin() { batch_.begin(); }
+    bool in_step() const noexcept { return batch_.in_step(); }
+    void commit() noexcept { batch_.commit(); }
+    void rollback() noexcept { batch_.rollback(); }
+
+    std::uint32_t blocks() const noexcept;
+    BlockView view(std::uint32_t block) const noexcept { return table().view(block); }
+    // Of blocks [first, first + out.size()); those past the last are absent.
+    void views(std::span<BlockView> out, std::uint32_t first = 0) const noexcept {
+        table().views(out, first);
+    }
+    bool packed(std::uint32_t block) const noexcept { return table().packed(block); }
+
+  private:
+    explicit Sequence(Batch batch) : batch_(std::move(batch)) {}
+    const Blocks& table() const noexcept { return batch_.sequences_.front(); }
+    void read_row(Part part, std::uint32_t token, float* row) const;
+
+    Batch batch_;
+    friend std::vector<std::byte> save_sequence(const Sequence&);
+    friend Sequence load_sequence(std::span<const std::byte>, const std::shared_ptr<Store>&,
+                                  const std::shared_ptr<const Plan>&, const Retention&);
 };
 
 }  // namespace lowkv

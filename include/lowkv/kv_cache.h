@@ -1,5 +1,5 @@
 #pragma once
-// A whole model's cache, for engines that have none of their own: a Sequence (cache.h) for each
+// A whole model's cache, for engines that have none of their own: a Sequence (batch.h) for each
 // layer of each sequence, all in one store. Sequences have numbers; a number is free again once its
 // sequence was removed. Layers take a step's rows one after the other, as a model's do; what acts
 // on sequences acts on all layers.
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "lowkv/attention.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/scheme.h"
 
 namespace lowkv {

@@ -22,6 +22,8 @@
 
 namespace lowkv {
 
+class Sequence;  // batch.h
+
 // Raised when the bytes of an image, or those that a codec packs, change their meaning.
 inline constexpr std::uint32_t image_version = 4;
 // Read, too: it has no query energies, all else is the same. There was no version 3: its number is

@@ -70,13 +70,14 @@ std::string LayerCache::why_not_packed() {
         inputs.rope = rope_ ? &*rope_ : nullptr;
         if (setting_->calibration)
             inputs.calibration = &layer_calibration(*setting_, index_, shape_);
-        std::vector<LayerScheme> tiers = setting_->finer;
-        tiers.push_back(setting_->scheme.layer(index_));
-        plans_.clear();
-        for (const LayerScheme& tier : tiers)
-            plans_.push_back(
-                std::make_shared<const Plan>(tier, shape_, std::string_view{}, index_, inputs));
-        for (const auto& plan : plans_) device().check(*plan);
+        std::vector<LayerScheme> schemes = setting_->finer;
+        schemes.push_back(setting_->scheme.layer(index_));
+        Blocks::Ladder ladder;
+        for (const LayerScheme& scheme : schemes)
+            ladder.push_back(
+                std::make_shared<const Plan>(scheme, shape_, std::string_view{}, index_, inputs));
+        for (const auto& plan : ladder) device().check(*plan);
+        ladder_ = std::make_shared<const Blocks::Ladder>(std::move(ladder));
     } catch (const Error& error) {
         if (error.code() == ErrorCode::device_failed) throw;
         return error.what();
@@ -88,21 +89,10 @@ void LayerCache::decide() {
     if (mode_ != Mode::undecided) return;
     reason_ = why_not_packed();
     if (reason_.empty()) {
-        Retention packed = setting_->scheme.retention;
-        packed.sinks = 0;  // they are exact; a mean of keys leaves out no packed row
-        std::vector<StreamState> states;
-        for (std::uint32_t s = 0; s < streams_; ++s) {
-            states.push_back({.exact = Sequence(store_, plans_.back(), setting_->scheme.retention),
-                              .packed = {},
-                              .tiers = {},
-                              .done = {},
-                              .keys = {},
-                              .queries = {},
-                              .moved = {},
-                              .open = {}});
-            for (const auto& plan : plans_) states.back().packed.emplace_back(store_, plan, packed);
-        }
-        streams_state_ = std::move(states);
+        streams_state_.clear();
+        streams_state_.reserve(streams_);
+        while (streams_state_.size() < streams_)
+            streams_state_.push_back({{}, Blocks(store_, ladder_), Blocks(store_, ladder_)});
         decoded_ = DeviceMemory(store_->device(), plan().exact_bytes());
         mode_ = Mode::packed;
         return;
@@ -116,18 +106,10 @@ void LayerCache::clear() {
     decoded_from_ = nullptr;
     for (Half& h : halves_) h.plain.zero();
     for (StreamState& s : streams_state_) {
-        s.exact.truncate(0);
-        for (Sequence& tier : s.packed) tier.truncate(0);
-        s.tiers.clear();
-        s.queries.clear();
-        s.written_step = s.version = 0;
-        s.done.clear();
-        s.keys.clear();
-        s.keys_wait = false;
-        s.rewritten = false;
-        s.moved.clear();
-        s.open.clear();
         count_readers(s);
+        s.exact.drop_from(0);
+        s.packed.drop_from(0);
+        static_cast<StreamNotes&>(s) = {.expected_readers = s.expected_readers};
     }
     shift_rope_.reset();
     back_.clear();
@@ -136,26 +118,11 @@ void LayerCache::clear() {
 void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
     decoded_from_ = nullptr;
     const StreamState& source = stream(from);
-    StreamState copy{.exact = source.exact.fork(),
-                     .packed = {},
-                     .tiers = source.tiers,
-                     .written_step = source.written_step,
-                     .version = source.version,
-                     .done = source.done,
-                     .keys = source.keys,
-                     .keys_wait = source.keys_wait,
-                     .rewritten = source.rewritten,
-                     .readers = source.readers,
-                     .expected_readers = source.expected_readers,
-                     .queries = source.queries,
-                     .moved = source.moved,
-                     .open = source.open};
-    for (const Sequence& tier : source.packed) copy.packed.push_back(tier.fork());
-    state(to) = std::move(copy);
+    state(to) = {source, source.exact.fork(), source.packed.fork()};
 }
 
 void LayerCache::update_query_stats(std::uint32_t stream_index, const QueryRows& queries) {
-    if (std::ranges::none_of(plans_, [](const auto& plan) { return plan->wants_queries(); }))
+    if (std::ranges::none_of(plans(), [](const auto& plan) { return plan->wants_queries(); }))
         return;
     const CellTracker& tracker = trackers_[stream_index];
     const CellGroups& groups = tracker.groups();
@@ -198,29 +165,32 @@ void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> 
     seen.blocks.clear();
     seen.blocks.reserve((units.size() + exact_blocks.size()) * blocks_each);
     seen.pieces.clear();
-    const auto add = [&](const Sequence& sequence, std::uint32_t number, const KeyShift* back) {
+    const auto add = [&](const Blocks& table, std::uint32_t number, const Plan* packed_by,
+                         const KeyShift* back) {
         AttentionPiece* last = seen.pieces.empty() ? nullptr : &seen.pieces.back();
-        const bool alike =
-            &sequence == &s.exact || (last != nullptr && last->plan == &sequence.plan());
+        const bool alike = packed_by == nullptr || (last != nullptr && last->plan == packed_by);
         if (last == nullptr || last->back != back || !alike) {
             const std::uint32_t first = last == nullptr ? 0 : last->first_cell + last->cells;
             last = &seen.pieces.emplace_back();
-            last->plan = &sequence.plan();
+            last->plan = packed_by != nullptr ? packed_by : &plan();
             last->first_cell = first;
             last->back = back;
         }
         last->cells += rows;
         for (std::uint32_t b = number * blocks_each; b < (number + 1) * blocks_each; ++b)
-            seen.blocks.push_back(b < sequence.blocks() ? sequence.view(b) : BlockView{});
+            seen.blocks.push_back(table.view(b));
     };
     for (const std::uint32_t unit : units) {
         const std::int32_t moved = moved_by(s, unit);
         const KeyShift* back =
             moved == 0 ? nullptr
                        : &back_.try_emplace(moved, *shift_rope_, shape_, -moved).first->second;
-        add(s.packed[s.tiers[unit]], unit, back);
+        std::uint8_t rung = 0;  // of its blocks, those apart that are unquantized again
+        for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
+            rung = std::max(rung, s.packed.rung(b));
+        add(s.packed, unit, rung > 0 ? plans()[rung - 1u].get() : nullptr, back);
     }
-    for (const std::uint32_t b : exact_blocks) add(s.exact, b, nullptr);
+    for (const std::uint32_t b : exact_blocks) add(s.exact, b, nullptr, nullptr);
     for (AttentionPiece& piece : seen.pieces)
         piece.blocks = std::span(seen.blocks)
                            .subspan(piece.first_cell / plan().block_tokens(),
@@ -235,14 +205,15 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
     places_.resize(cells.size());
     std::ranges::transform(cells, places_.begin(),
                            [&](std::uint32_t cell) { return groups.exact_row(cell); });
+    const lowkv::Rows from{rows, RowType::f32, shape_.head_dim, stride};
     if (part == Part::values) {
-        s.exact.write_values(places_, rows, stride);
+        s.exact.write(places_, {}, from);
         return;
     }
     // First, so that the next graph begins a step of its own whatever happens.
     s.written_step = trackers_[stream_index].step();
     count_readers(s);
-    s.exact.write_keys(places_, rows, stride, positions);
+    s.exact.write(places_, from, {}, positions);
 }
 
 // A graph does not say how many layers read a cache. The step before does, llama.cpp's warm-up too.

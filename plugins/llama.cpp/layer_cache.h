@@ -1,15 +1,15 @@
 #pragma once
 // One layer of llama.cpp's cache: the tensors cache_k_l<N> and cache_v_l<N>, nominally f16
 // [channels, cells, streams]; of multi-head latent attention the first alone. Per stream it is two
-// lowkv::Sequences instead, of exact rows and of packed ones, both where the stream's CellGroups
+// lowkv::Blocks instead, of exact rows and of packed ones, both where the stream's CellGroups
 // put them.
 //
 // What a layer is gets known in two steps. Its tensors come when the buffer is filled; the split of
 // the channels into heads is only seen in FLASH_ATTN_EXT, when the host asks whether we support it.
 // The first operation or data access then decides for good:
-//   packed  sequences; the tensors' addresses are never read. Packed rows lie in one of several
-//           tiers, each by a plan of its own, the finest first, where a budget asks for that
-//           (settings.h); the last tier is the scheme's
+//   packed  tables of blocks; the tensors' addresses are never read. Packed rows are on one of
+//           several rungs, each a plan of its own, the finest first, where a budget asks for that
+//           (settings.h); the last rung is the scheme's
 //   plain   f16 memory of the nominal size, used by stock CPU kernels: what we can't serve packed
 
 #include <cstddef>
@@ -68,8 +68,8 @@ class LayerCache {
     void decide();
     // Why the layer is plain.
     const std::string& reason() const noexcept { return reason_; }
-    const Plan& plan() const noexcept { return *plans_.back(); }
-    std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return plans_; }
+    const Plan& plan() const noexcept { return *ladder_->back(); }
+    std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return *ladder_; }
     Device& device() const noexcept { return store_->device(); }
 
     // The f16 memory of a plain layer.
@@ -94,7 +94,7 @@ class LayerCache {
     // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
     struct Placed {
         bool packed = false;
-        std::uint32_t row = 0;  // in the sequence that holds it
+        std::uint32_t row = 0;  // in the table that holds it
         std::uint32_t cell = 0;
     };
     std::vector<Placed> by_place(Part part, std::uint32_t stream,
@@ -128,7 +128,7 @@ class LayerCache {
     // Packs the keys alone of rows that got a unit: their values are yet to come. The next follow()
     // packs those.
     void follow_keys(std::uint32_t stream, Executor& executor);
-    // Only the last of follow()'s; nothing on a plain layer.
+    // Only the last of follow()'s, and packs on lower rungs; nothing on a plain layer.
     void repack(std::uint32_t stream, Executor& executor);
     // Follows once all readers of the step have attended: a step sees its own tokens exactly.
     void attended(std::uint32_t stream, Executor& executor);
@@ -157,21 +157,22 @@ class LayerCache {
     void copy_stream(std::uint32_t from, std::uint32_t to);
     void clear();
 
-    struct StreamState {
-        Sequence exact;
-        std::vector<Sequence> packed;        // by tier
-        std::vector<std::uint8_t> tiers;     // per unit
-        std::uint64_t written_step = 0;      // the tracker's step that it wrote last
-        std::uint64_t version = 0;           // of the groups that it has followed
-        std::vector<std::uint32_t> done;     // per unit: the generation that it has followed
-        std::vector<std::uint32_t> keys;     // the same of keys that wait for their values
-        bool keys_wait = false;              // some do
-        bool rewritten = false;              // a packed row was: its block is exact
+    // What a layer knows of a stream's blocks.
+    struct StreamNotes {
+        std::uint64_t written_step = 0;        // the tracker's step that it wrote last
+        std::uint64_t version = 0;             // of the groups that it has followed
+        std::vector<std::uint32_t> done = {};  // per unit: the generation that it has followed
+        bool keys_wait = false;                // packed keys do, for their values
+        bool rewritten = false;              // a packed row was: its block is exact; or a rung fell
         std::uint32_t readers = 0;           // attention operations since the last write
         std::uint32_t expected_readers = 0;  // of a step, as far as seen; 0: no step was seen
-        std::map<std::uint32_t, QueryEnergy> queries;  // by history
-        std::vector<std::int32_t> moved;               // per unit, as far as any was
-        std::vector<std::uint32_t> open;  // units that stay unquantized, the last shifted one last
+        std::map<std::uint32_t, QueryEnergy> queries = {};  // by history
+        std::vector<std::int32_t> moved = {};               // per unit, as far as any was
+        std::vector<std::uint32_t> open =
+            {};  // units that stay unquantized, the last shifted one last
+    };
+    struct StreamState : StreamNotes {
+        Blocks exact, packed;
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -199,7 +200,7 @@ class LayerCache {
     std::string refusal_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
-    std::vector<std::shared_ptr<const Plan>> plans_;  // by tier
+    std::shared_ptr<const Blocks::Ladder> ladder_;
     std::uint64_t coarsened_blocks_ = 0;
     std::vector<StreamState> streams_state_;
     // One decoded block, and the packed one that it was; null once anything may have moved.
@@ -215,18 +216,17 @@ class LayerCache {
     // Where a row lies, and how many that follow it lie right behind it, at most `limit`.
     struct Place {
         bool packed = false;
-        std::uint32_t row = 0;  // in the sequence that holds it
+        std::uint32_t row = 0;  // in the table that holds it
         std::uint32_t run = 0;
     };
     Place place(Part part, std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
-    // The sequence that holds the rows, which are going to change.
-    Sequence& to_write(Part part, std::uint32_t stream, const Place& at);
+    // The table that holds the rows, which are going to change.
+    Blocks& to_write(Part part, std::uint32_t stream, const Place& at);
     StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
     static void count_readers(StreamState& s);
     // Whether the layer has packed that part of a unit in use.
-    static bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
-                           std::uint32_t unit) noexcept;
-    enum class Portion : std::uint8_t { whole, keys, values };
+    bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
+                    std::uint32_t unit) const noexcept;
     std::vector<std::byte> codes_in(Part part, std::span<const std::size_t> rows,
                                     const ArrivedRows& arrived,
                                     std::span<const std::uint32_t> ties) const;
@@ -235,23 +235,22 @@ class LayerCache {
     void make_unit_lists(std::uint32_t stream);
     void keep_open(StreamState& s, std::uint32_t unit) const;
     void begin_unit(std::uint32_t stream, std::uint32_t unit);
-    void take_units(std::uint32_t stream, Portion last, Executor& executor);
-    void pack_from(std::uint32_t stream, std::span<const std::uint32_t> units, Portion portion,
-                   Executor& executor);
-    void coarsen(std::uint32_t stream, Executor& executor);
-    Sequence& tier_of(StreamState& s, const CellGroups& groups, std::uint32_t row) noexcept {
-        return s.packed[s.tiers[row / groups.block()]];
-    }
-    const Sequence& tier_of(const StreamState& s, const CellGroups& groups,
-                            std::uint32_t row) const noexcept {
-        return s.packed[s.tiers[row / groups.block()]];
-    }
+    template <class Kind, class F>
+    static void each_alike(const CellGroups& groups, std::vector<std::uint32_t> units, Kind kind,
+                           F f);
+    void take_units(std::uint32_t stream, bool keys_alone, Executor& executor);
+    void pack_rows(std::uint32_t stream, std::span<const std::uint32_t> units,
+                   std::optional<Part> only, Executor& executor);
+    void lower(std::uint32_t stream, Executor& executor);
+    std::uint8_t wanted_rung(const CellGroups& groups, std::uint32_t unit) const noexcept;
+    std::vector<Blocks::Packing> places(std::uint32_t stream, std::span<const std::uint32_t> units,
+                                        bool weighed);
     std::vector<std::uint32_t> blocks_of(const CellGroups& groups,
                                          std::span<const std::uint32_t> units) const;
     void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
-    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t tier,
+    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t rung,
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
     void read_run(Part part, std::uint32_t stream, const Place& at, std::byte* out) const;

@@ -19,9 +19,8 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
     const CellGroups& groups = trackers_[stream_index].groups();
     const Plan& its = plan();
     if (its.scheme().exact() || !has_packed(Part::values, s, groups, unit) ||
-        s.tiers[unit] + std::size_t{1} != plans_.size() || moved_by(s, unit) != 0)
+        moved_by(s, unit) != 0)
         return {};
-    const Sequence& packed = s.packed.back();
     both = both || shape_.latent();
     const bool keys = both || part == Part::keys, values = both || part == Part::values;
     UnitCodes codes{.layer = index_,
@@ -31,8 +30,8 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
                     .inputs = its.inputs_hash(),
                     .codes = {}};
     for (const std::uint32_t b : blocks_of(groups, {&unit, 1})) {
-        if (b >= packed.blocks() || !packed.packed(b)) return {};  // it was written since
-        const BlockView view = packed.view(b);
+        if (s.packed.rung(b) != plans().size()) return {};  // it was written since, or is finer
+        const BlockView view = s.packed.view(b);
         const auto add = [&](const std::byte* from, std::size_t bytes) {
             const std::size_t at = codes.codes.size();
             codes.codes.resize(at + bytes);
@@ -100,10 +99,10 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     std::optional<Part> only;
     if (!found.values) only = Part::keys;
     if (!found.keys) only = Part::values;
-    s.packed[s.tiers[unit]].put_packed(blocks, codes, only);
+    s.packed.put(blocks, codes, static_cast<std::uint8_t>(plans().size()), only);
     if (found.keys && found.values && !shape_.latent())
         trackers_[stream_index].came_as_codes(found.rows);
-    (found.values ? s.done : s.keys)[unit] = groups.generations()[unit];
+    s.done[unit] = groups.generations()[unit];
     s.keys_wait |= !found.values;
 }
 

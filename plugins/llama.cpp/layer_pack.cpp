@@ -12,29 +12,6 @@ namespace {
 
 constexpr std::size_t units_at_once = 8;
 
-// A history's queries in the sequence that packs its rows, as long as it does.
-class LentQueries {
-  public:
-    // Where the plan wants none, none are kept for the history.
-    LentQueries(Sequence& sequence, std::map<std::uint32_t, QueryEnergy>& queries,
-                std::uint32_t history)
-        : sequence_(sequence),
-          queries_(sequence.plan().wants_queries() ? &queries[history] : nullptr) {
-        swap();
-    }
-    ~LentQueries() { swap(); }
-    LentQueries(const LentQueries&) = delete;
-    LentQueries& operator=(const LentQueries&) = delete;
-
-  private:
-    Sequence& sequence_;
-    QueryEnergy* queries_;
-
-    void swap() noexcept {
-        if (queries_ != nullptr) sequence_.swap_queries(*queries_);
-    }
-};
-
 }  // namespace
 
 // Units and blocks of the exact area are as long as the longest block of any layer.
@@ -52,162 +29,162 @@ std::vector<std::uint32_t> LayerCache::blocks_of(const CellGroups& groups,
     return blocks;
 }
 
+std::uint8_t LayerCache::wanted_rung(const CellGroups& groups, std::uint32_t unit) const noexcept {
+    return plan().scheme().exact() ? 0 : static_cast<std::uint8_t>(groups.tier(unit) + 1);
+}
+
 // The block whose statistics a unit takes over: that of the nearest packed group before it in its
-// sequence, or of one among `others`, which are packed with it: in its own tier. no_cell: its own.
+// sequence, or of one among `others`, which are packed with it: on its own rung. no_cell: its own.
 // So what another sequence has in the stream does not matter. Layers with statistics have blocks as
 // long as a unit.
 std::uint32_t LayerCache::stats_from(std::uint32_t stream_index, std::uint32_t unit,
-                                     std::uint8_t tier,
+                                     std::uint8_t rung,
                                      std::span<const std::uint32_t> others) const {
-    if (!plans_[tier]->has_statistics()) return no_cell;
+    if (rung == 0 || !plans()[rung - 1u]->has_statistics()) return no_cell;
     const CellGroups& groups = trackers_[stream_index].groups();
     const StreamState& s = stream(stream_index);
     for (std::uint32_t g = groups.before(groups.unit_group(unit)); g != no_cell;
          g = groups.before(g)) {
         const std::uint32_t u = groups.group(g).unit;
         if (u == no_cell) continue;
-        const bool done = has_packed(Part::keys, s, groups, u) && s.tiers[u] == tier;
-        if ((done && s.packed[tier].packed(u)) || std::ranges::find(others, u) != others.end())
-            return u;
+        const bool packed = has_packed(Part::keys, s, groups, u) && s.packed.rung(u) == rung;
+        if (packed || std::ranges::find(others, u) != others.end()) return u;
     }
     return no_cell;
 }
 
+// A packed block without values waits for them.
 bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& groups,
-                            std::uint32_t unit) noexcept {
-    if (unit >= s.done.size()) return false;
-    const std::uint32_t generation = groups.generations()[unit];
-    return s.done[unit] == generation || (part == Part::keys && s.keys[unit] == generation);
+                            std::uint32_t unit) const noexcept {
+    if (unit >= s.done.size() || s.done[unit] != groups.generations()[unit]) return false;
+    const std::uint32_t block = unit * ratio(groups);
+    return part == Part::keys || !s.packed.packed(block) || s.packed.has_values(block);
 }
 
-// Packs units of one history and tier, few enough to be exact and packed at once.
-void LayerCache::pack_from(std::uint32_t stream_index, std::span<const std::uint32_t> units,
-                           Portion portion, Executor& executor) {
+// The blocks of units of one history that go to one rung. `weighed`: by the history's queries.
+std::vector<Blocks::Packing> LayerCache::places(std::uint32_t stream_index,
+                                                std::span<const std::uint32_t> units,
+                                                bool weighed) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = ratio(groups);
-    const std::uint8_t tier = s.tiers[units[0]];
-    Sequence& packed = s.packed[tier];
-    const std::vector<std::uint32_t> blocks = blocks_of(groups, units);
-    std::vector<std::uint32_t> rows, sources;
+    const std::uint8_t rung = wanted_rung(groups, units[0]);
+    QueryEnergy* queries = nullptr;
+    if (weighed && rung > 0 && plans()[rung - 1u]->wants_queries())
+        queries = &s.queries[groups.group(groups.unit_group(units[0])).history];
+    std::vector<Blocks::Packing> places;
     for (std::size_t i = 0; i < units.size(); ++i) {
-        sources.insert(sources.end(), blocks_each,
-                       stats_from(stream_index, units[i], tier, units.first(i)));
-        for (const std::uint32_t cell : groups.unit_cells(units[i])) {
+        const std::uint32_t from = stats_from(stream_index, units[i], rung, units.first(i));
+        for (const std::uint32_t b : blocks_of(groups, units.subspan(i, 1)))
+            places.push_back({&s.packed, b, from, queries});
+    }
+    return places;
+}
+
+// Packs units of one history and rung, few enough to be exact and packed at once.
+void LayerCache::pack_rows(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+                           std::optional<Part> only, Executor& executor) {
+    const CellGroups& groups = trackers_[stream_index].groups();
+    StreamState& s = state(stream_index);
+    std::vector<std::uint32_t> rows;
+    for (const std::uint32_t unit : units)
+        for (const std::uint32_t cell : groups.unit_cells(unit)) {
             const std::uint32_t row = cell == no_cell ? no_cell : groups.exact_row(cell);
             rows.push_back(holds_exact(s, row) ? row : no_cell);
         }
-    }
-    if (portion == Portion::values) {
-        packed.pack_values_from(s.exact, blocks, rows, executor);
-    } else {
-        const LentQueries queries(packed, s.queries,
-                                  groups.group(groups.unit_group(units[0])).history);
-        if (portion == Portion::keys)
-            packed.pack_keys_from(s.exact, blocks, rows, executor, sources);
-        else
-            packed.pack_from(s.exact, blocks, rows, executor, sources);
-    }
-    s.keys_wait |= portion == Portion::keys;
-    for (const std::uint32_t unit : units)
-        (portion == Portion::keys ? s.keys : s.done)[unit] = groups.generations()[unit];
+    std::vector<Blocks::Packing> blocks = places(stream_index, units, true);
+    const std::size_t tokens = plan().block_tokens();
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        blocks[i].cells = std::span(rows).subspan(i * tokens, tokens);
+    Blocks::pack(std::move(blocks),
+                 {.rung = wanted_rung(groups, units[0]), .only = only, .rows = &s.exact}, executor);
+    s.keys_wait |= only == Part::keys;
+    for (const std::uint32_t unit : units) s.done[unit] = groups.generations()[unit];
 }
 
 // An entry for each unit that there is.
 void LayerCache::make_unit_lists(std::uint32_t stream_index) {
-    StreamState& s = state(stream_index);
-    const std::size_t units = trackers_[stream_index].groups().generations().size();
-    s.tiers.resize(units, 0);
-    s.done.resize(units, 0);
-    s.keys.resize(units, 0);
+    state(stream_index).done.resize(trackers_[stream_index].groups().generations().size(), 0);
 }
 
-// Nothing is left of what it was before, and it is in the tier where it belongs.
+// Nothing is left of what it was before.
 void LayerCache::begin_unit(std::uint32_t stream_index, std::uint32_t unit) {
-    const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    const std::vector<std::uint32_t> its = blocks_of(groups, {&unit, 1});
-    for (Sequence& tier : s.packed) tier.drop(its);
-    s.tiers[unit] = groups.tier(unit);
+    s.packed.drop(blocks_of(trackers_[stream_index].groups(), {&unit, 1}));
     if (unit < s.moved.size()) s.moved[unit] = 0;
     std::erase(s.open, unit);
 }
 
-// Drops the units that are free, and packs those that are not packed up to that portion.
-void LayerCache::take_units(std::uint32_t stream_index, Portion last, Executor& executor) {
+// Calls f(those of `units` that are alike, in the order of their tokens), for all of them, some of
+// a history at once.
+template <class Kind, class F>
+void LayerCache::each_alike(const CellGroups& groups, std::vector<std::uint32_t> units, Kind kind,
+                            F f) {
+    const auto its = [&](std::uint32_t unit) {
+        return std::pair(groups.group(groups.unit_group(unit)).history, kind(unit));
+    };
+    std::ranges::sort(units, {}, [&](std::uint32_t unit) {
+        return std::tuple(its(unit), groups.group(groups.unit_group(unit)).first_rank, unit);
+    });
+    for (std::size_t first = 0, end = 0; first < units.size(); first = end) {
+        while (end < units.size() && end - first < units_at_once &&
+               its(units[end]) == its(units[first]))
+            ++end;
+        f(std::span<const std::uint32_t>(units).subspan(first, end - first));
+    }
+}
+
+// Drops the units that are free, and packs those that are not packed yet, or their keys alone.
+void LayerCache::take_units(std::uint32_t stream_index, bool keys_alone, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
     const auto generations = groups.generations();
     make_unit_lists(stream_index);
     std::vector<std::uint32_t> taken;
     for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
-        if (has_packed(last == Portion::keys ? Part::keys : Part::values, s, groups, unit))
-            continue;
+        if (has_packed(keys_alone ? Part::keys : Part::values, s, groups, unit)) continue;
         if (!has_packed(Part::keys, s, groups, unit)) begin_unit(stream_index, unit);
         if (generations[unit] % 2 == 0)
             s.done[unit] = generations[unit];
         else
             taken.push_back(unit);
     }
-    const auto portion_of = [&](std::uint32_t unit) {
-        return has_packed(Part::keys, s, groups, unit) ? Portion::values : last;
+    const auto kind = [&](std::uint32_t unit) {
+        return std::pair(wanted_rung(groups, unit), has_packed(Part::keys, s, groups, unit));
     };
-    // One history after the other, a tier after the other, each in the order of its tokens.
-    const auto history = [&](std::uint32_t unit) {
-        return groups.group(groups.unit_group(unit)).history;
-    };
-    std::ranges::sort(taken, {}, [&](std::uint32_t unit) {
-        const std::uint32_t rank = groups.group(groups.unit_group(unit)).first_rank;
-        return std::tuple(history(unit), s.tiers[unit], rank, unit);
+    each_alike(groups, std::move(taken), kind, [&](std::span<const std::uint32_t> units) {
+        std::optional<Part> only;
+        if (keys_alone) only = Part::keys;
+        if (has_packed(Part::keys, s, groups, units[0])) only = Part::values;
+        pack_rows(stream_index, units, only, executor);
     });
-    for (std::size_t first = 0, end = 0; first < taken.size(); first = end) {
-        const Portion portion = portion_of(taken[first]);
-        while (end < taken.size() && end - first < units_at_once &&
-               history(taken[end]) == history(taken[first]) && portion_of(taken[end]) == portion &&
-               s.tiers[taken[end]] == s.tiers[taken[first]])
-            ++end;
-        pack_from(stream_index, std::span(taken).subspan(first, end - first), portion, executor);
-    }
-    coarsen(stream_index, executor);
 }
 
-// Units that should be in a coarser tier go there, some of a history at once.
-void LayerCache::coarsen(std::uint32_t stream_index, Executor& executor) {
+// Packs in place: units that were rewritten, and those that are to be on a lower rung.
+void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    std::vector<std::uint32_t> units;
-    for (std::uint32_t unit = 0; unit < s.tiers.size(); ++unit)
-        if (groups.generations()[unit] % 2 == 1 && has_packed(Part::values, s, groups, unit) &&
-            s.tiers[unit] != groups.tier(unit))
-            units.push_back(unit);
-    if (units.empty()) return;
-    repack(stream_index, executor);
-    const auto kind = [&](std::uint32_t unit) {
-        return std::tuple(groups.group(groups.unit_group(unit)).history, s.tiers[unit],
-                          groups.tier(unit));
+    const auto rung = [&](std::uint32_t unit) {
+        const std::uint32_t first = unit * ratio(groups);
+        std::uint8_t lowest = s.packed.rung(first);
+        for (std::uint32_t b = first; b < first + ratio(groups); ++b)
+            lowest = std::min(lowest, s.packed.rung(b));
+        return lowest;
     };
-    std::ranges::sort(units, {}, [&](std::uint32_t unit) {
-        return std::pair(kind(unit), groups.group(groups.unit_group(unit)).first_rank);
+    std::vector<std::uint32_t> units;
+    for (std::uint32_t unit = 0; unit < s.done.size(); ++unit)
+        if (groups.generations()[unit] % 2 == 1 && has_packed(Part::values, s, groups, unit) &&
+            rung(unit) < wanted_rung(groups, unit) && std::ranges::count(s.open, unit) == 0)
+            units.push_back(unit);
+    const auto kind = [&](std::uint32_t unit) {
+        return std::pair(rung(unit), wanted_rung(groups, unit));
+    };
+    each_alike(groups, std::move(units), kind, [&](std::span<const std::uint32_t> alike) {
+        const bool is_packed = rung(alike[0]) > 0;
+        std::vector<Blocks::Packing> blocks = places(stream_index, alike, is_packed);
+        coarsened_blocks_ += is_packed ? blocks.size() : 0;
+        Blocks::pack(std::move(blocks), {.rung = wanted_rung(groups, alike[0]), .apart = true},
+                     executor);
     });
-    for (std::size_t first = 0, end = 0; first < units.size(); first = end) {
-        while (end < units.size() && end - first < units_at_once &&
-               kind(units[end]) == kind(units[first]))
-            ++end;
-        const auto its = std::span(units).subspan(first, end - first);
-        const std::uint8_t tier = groups.tier(its[0]);
-        const std::vector<std::uint32_t> blocks = blocks_of(groups, its);
-        std::vector<std::uint32_t> sources;
-        for (std::size_t i = 0; i < its.size(); ++i)
-            sources.insert(sources.end(), ratio(groups),
-                           stats_from(stream_index, its[i], tier, its.first(i)));
-        Sequence& from = s.packed[s.tiers[its[0]]];
-        Sequence& to = s.packed[tier];
-        const LentQueries queries(to, s.queries, std::get<0>(kind(its[0])));
-        to.pack_again_from(from, blocks, executor, sources);
-        from.drop(blocks);
-        for (const std::uint32_t unit : its) s.tiers[unit] = tier;
-        coarsened_blocks_ += blocks.size();
-    }
 }
 
 // Blocks of the exact area without rows. One whose values belong to keys that wait stays.
@@ -230,7 +207,7 @@ void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
         return;
     if (plan().shape().latent()) return follow(stream_index, executor);  // no values come
     decoded_from_ = nullptr;
-    take_units(stream_index, Portion::keys, executor);
+    take_units(stream_index, true, executor);
     drop_unused(stream_index);
 }
 
@@ -239,7 +216,8 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
     if (s.version != groups.version()) {
-        take_units(stream_index, Portion::whole, executor);
+        take_units(stream_index, false, executor);
+        s.rewritten |= plans().size() > 1;  // some may be for a lower rung
         s.keys_wait = false;
         drop_unused(stream_index);
         s.version = groups.version();
@@ -250,8 +228,7 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
 // A graph that was aborted may have written a cell in some layers only.
 bool LayerCache::holds_exact(const StreamState& s, std::uint32_t row) const {
     if (row == no_cell) return false;
-    const std::uint32_t block = row / plan().block_tokens();
-    return block < s.exact.blocks() && s.exact.view(block).keys != nullptr;
+    return s.exact.view(row / plan().block_tokens()).keys != nullptr;
 }
 
 void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
@@ -259,24 +236,7 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
     StreamState& s = state(stream_index);
     if (!s.rewritten) return;
     decoded_from_ = nullptr;
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const auto generations = groups.generations();
-    std::uint8_t tier = 0;
-    for (Sequence& packed : s.packed) {
-        std::vector<std::uint32_t> blocks, units, sources;
-        for (std::uint32_t b = 0; b < packed.blocks(); ++b) {
-            if (packed.packed(b)) continue;
-            const std::uint32_t unit = b / ratio(groups);
-            const bool in_use = unit < generations.size() && generations[unit] % 2 == 1;
-            if (in_use && s.tiers[unit] != tier) continue;
-            if (std::ranges::find(s.open, unit) != s.open.end()) continue;
-            sources.push_back(in_use ? stats_from(stream_index, unit, tier, units) : no_cell);
-            blocks.push_back(b);
-            if (in_use) units.push_back(unit);
-        }
-        packed.pack(blocks, executor, sources);
-        ++tier;
-    }
+    lower(stream_index, executor);
     s.rewritten = false;
 }
 

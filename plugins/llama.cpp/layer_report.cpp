@@ -10,15 +10,9 @@ namespace lowkv::ggml {
 
 namespace {
 
-void add_bytes(const Sequence& sequence, LayerReport& report) {
-    const Plan& plan = sequence.plan();
-    for (std::uint32_t block = 0; block < sequence.blocks(); ++block) {
-        if (sequence.packed(block)) {
-            report.packed_bytes += plan.packed_bytes();
-        } else if (sequence.view(block).keys != nullptr) {
-            report.exact_bytes += plan.exact_bytes();
-        }
-    }
+void add_bytes(const Blocks& table, LayerReport& report) {
+    for (std::uint32_t slot = 0; slot < table.slots(); ++slot)
+        (table.packed(slot) ? report.packed_bytes : report.exact_bytes) += table.bytes(slot);
 }
 
 LayerReport report_of(const LayerCache& layer) {
@@ -34,7 +28,7 @@ LayerReport report_of(const LayerCache& layer) {
     report.value_dim = layer.plan().shape().value_dim;
     for (std::uint32_t stream = 0; stream < layer.streams(); ++stream) {
         add_bytes(layer.stream(stream).exact, report);
-        for (const Sequence& tier : layer.stream(stream).packed) add_bytes(tier, report);
+        add_bytes(layer.stream(stream).packed, report);
         const LayerCache::Rows rows = layer.rows(stream);
         report.cells_packed += rows.packed;
         report.cells_exact += rows.exact;

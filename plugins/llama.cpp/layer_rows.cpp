@@ -47,8 +47,6 @@ LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index, std::
     limit = std::min(limit, cells_ - cell);
     const auto [packed, row] = at(cell);
     Place found{.packed = packed, .row = row, .run = 1};
-    // The unit behind may lie in another tier.
-    if (packed && plans_.size() > 1) limit = std::min(limit, groups.block() - row % groups.block());
     while (found.run < limit && at(cell + found.run) == std::pair(packed, row + found.run))
         ++found.run;
     return found;
@@ -119,11 +117,10 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
                           std::byte* out) const {
     const StreamState& s = stream(stream_index);
     const CellGroups& groups = trackers_[stream_index].groups();
-    const Sequence& sequence = at.packed ? tier_of(s, groups, at.row) : s.exact;
-    const Plan& own_plan = sequence.plan();
+    const Blocks& table = at.packed ? s.packed : s.exact;
     const std::size_t bytes = at.run * row_bytes(part);
     const std::uint32_t block = at.row / plan().block_tokens();
-    const BlockView view = block < sequence.blocks() ? sequence.view(block) : BlockView{};
+    const BlockView view = table.view(block);
     if (view.keys == nullptr) {
         std::memset(out, 0, bytes);
         return;
@@ -131,7 +128,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(own_plan, std::span(&copy, 1), serial_executor());
+        device().decode(*plans()[table.rung(block) - 1u], std::span(&copy, 1), serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }
@@ -139,7 +136,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     rows_.resize(bytes / sizeof rows_[0]);
     const BlockRows<const std::byte> run{view.packed ? decoded_.data() : view.keys,
                                          at.row % plan().block_tokens(), at.run};
-    device().read_rows(own_plan, part, std::span(&run, 1),
+    device().read_rows(plan(), part, std::span(&run, 1),
                        {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
     const std::uint32_t unit = at.row / groups.block();
     if (part == Part::keys && at.packed && moved_by(s, unit) != 0) {
@@ -151,7 +148,7 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     std::memcpy(out, rows_.data(), bytes);
 }
 
-Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Place& at) {
+Blocks& LayerCache::to_write(Part part, std::uint32_t stream_index, const Place& at) {
     StreamState& s = state(stream_index);
     // A block that is reopened must have its values.
     if (at.packed && part == Part::keys && s.keys_wait) {
@@ -160,7 +157,7 @@ Sequence& LayerCache::to_write(Part part, std::uint32_t stream_index, const Plac
     }
     s.rewritten |= at.packed;
     decoded_from_ = nullptr;
-    return at.packed ? tier_of(s, trackers_[stream_index].groups(), at.row) : s.exact;
+    return at.packed ? s.packed : s.exact;
 }
 
 void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in) {
@@ -192,11 +189,9 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
         }
         places.resize(at.run);
         std::iota(places.begin(), places.end(), at.row);
-        Sequence& sequence = to_write(part, s, at);
-        if (part == Part::keys)
-            sequence.write_keys(places, from, {}, executor);
-        else
-            sequence.write_values(places, from, executor);
+        to_write(part, s, at)
+            .write(places, part == Part::keys ? from : lowkv::Rows{},
+                   part == Part::values ? from : lowkv::Rows{}, {}, executor);
         in += at.run * row_bytes(part);
         row += at.run;
         rows -= at.run;
@@ -210,15 +205,14 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
                           static_cast<std::int64_t>(values.size()));
     const Place at = place(Part::keys, stream_index, cell, 1);
     if (at.packed) turn_rows(stream_index, at.row, 1, -1, values.data());
-    to_write(Part::keys, stream_index, at)
-        .write_keys({&at.row, 1}, values.data(), values.size(), {&position, 1});
+    const lowkv::Rows from{values.data(), RowType::f32, shape_.head_dim, values.size()};
+    to_write(Part::keys, stream_index, at).write({&at.row, 1}, from, {}, {&position, 1});
 }
 
 std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
     const Place at = place(Part::keys, stream_index, cell, 1);
     const StreamState& s = stream(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
-    return (at.packed ? tier_of(s, groups, at.row) : s.exact).position(at.row);
+    return (at.packed ? s.packed : s.exact).position(at.row);
 }
 
 void LayerCache::read(Part part, std::size_t offset, std::size_t size, std::byte* out) const {

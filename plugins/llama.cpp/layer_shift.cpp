@@ -41,7 +41,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
             if (generations[unit] % 2 == 0 || !has_packed(Part::keys, s, groups, unit)) continue;
             bool packed = true;
             for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
-                packed = packed && s.packed[s.tiers[unit]].packed(b);
+                packed = packed && s.packed.packed(b);
             move(unit, packed);
         }
     }
@@ -54,7 +54,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
 // With a budget it is packed again at once.
 void LayerCache::keep_open(StreamState& s, std::uint32_t unit) const {
     std::erase(s.open, unit);
-    if (plans_.size() == 1) s.open.push_back(unit);
+    if (plans().size() == 1) s.open.push_back(unit);
     if (s.open.size() <= most_open_units) return;
     s.open.erase(s.open.begin());
     s.rewritten = true;

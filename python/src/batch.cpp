@@ -87,7 +87,7 @@ void append(Batch& batch, const Rows& keys, const Rows& values) {
     const std::size_t tokens = keys.shape(2);
     check_place(batch, keys, "keys");
     check_place(batch, values, "values");
-    check(tokens < Sequence::max_cells, std::to_string(tokens) + " tokens are too many");
+    check(tokens < Blocks::max_cells, std::to_string(tokens) + " tokens are too many");
     const BatchRows k{keys.data(), row_type(keys, "keys"),
                       check_rows(batch, keys, batch.size(), tokens, "keys")};
     const BatchRows v{values.data(), row_type(values, "values"),

@@ -5,6 +5,7 @@
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "lowkv/attention.h"
+#include "lowkv/batch.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
 #include "round.h"

@@ -32,14 +32,14 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
         first_seen = io.n_cells - static_cast<std::uint32_t>(in_windows);
     // Kernels look at whole spans, which in pieces begin anywhere.
     const std::uint32_t first_block =
-        finer_.empty() ? first_seen / kernels::span_tokens * kernels::span_tokens / block_tokens
-                       : 0;
+        last_rung() == 1 ? first_seen / kernels::span_tokens * kernels::span_tokens / block_tokens
+                         : 0;
     work.views.resize(size() * blocks);
     std::vector<PiecewiseAttention>& sequences = work.in_pieces.sequences;
     sequences.resize(size());
     std::vector<AttentionPiece>& pieces = work.in_pieces.pieces;
     pieces.clear();
-    pieces.reserve(size() * (finer_.empty() ? 1 : std::max<std::size_t>(blocks, 1)));
+    pieces.reserve(size() * (last_rung() == 1 ? 1 : std::max<std::size_t>(blocks, 1)));
     for (std::size_t s = 0; s < size(); ++s) {
         const auto views = std::span(work.views).subspan(s * blocks, blocks);
         sequences_[s].views(views.subspan(std::min<std::size_t>(first_block, blocks)), first_block);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 
-#include "cache/block.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
 #include "round.h"
@@ -20,19 +20,26 @@ namespace {
 
 }  // namespace
 
+Batch::Batch(const std::shared_ptr<Store>& store, Blocks::Ladder ladder, const Retention& retention,
+             std::uint32_t sequences)
+    : retention_(retention) {
+    if (sequences == 0) refuse("a batch of 0 sequences; it needs at least 1");
+    sequences_.reserve(sequences);
+    const auto shared = std::make_shared<const Blocks::Ladder>(std::move(ladder));
+    while (sequences_.size() < sequences) sequences_.emplace_back(store, shared);
+    // A FilteredSequence serves filters.
+    require_served({plan().scheme(), retention_, {}}, Host::sequence);
+    if (shared->size() > 1 && &device() != cpu_device().get())
+        refuse("finer plans are for the CPU alone");
+    state_.packed_first = state_.packed_end = batch_retention(plan(), retention_).sinks;
+    state_.queries.resize(sequences);
+}
+
 Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              Retention retention, std::uint32_t sequences,
              std::vector<std::shared_ptr<const Plan>> finer)
-    : finer_(std::move(finer)) {
-    if (sequences == 0) refuse("a batch of 0 sequences; it needs at least 1");
-    if (plan != nullptr) retention = batch_retention(*plan, retention);
-    sequences_.reserve(sequences);
-    while (sequences_.size() < sequences) sequences_.emplace_back(store, plan, retention);
-    for (const auto& rung : finer_) sequences_.front().check_rows(Sequence(store, rung, retention));
-    if (!finer_.empty() && &device() != cpu_device().get())
-        refuse("finer plans are for the CPU alone");
-    state_.packed_first = state_.packed_end = retention.sinks;
-}
+    : Batch(store, (finer.push_back(plan), std::move(finer)),
+            plan != nullptr ? batch_retention(*plan, retention) : retention, sequences) {}
 
 Retention batch_retention(const Plan& plan, Retention retention) noexcept {
     if (plan.scheme().exact()) retention.sinks = 0;
@@ -40,51 +47,71 @@ Retention batch_retention(const Plan& plan, Retention retention) noexcept {
 }
 
 BatchBytes Batch::bytes() const {
-    std::vector<const cache::Block*> held;
-    for (const Sequence& sequence : sequences_) {
-        for (const cache::Block* block : sequence.blocks_) {
-            if (block != nullptr) held.push_back(block);
-        }
-    }
-    std::sort(held.begin(), held.end());
+    std::vector<std::tuple<const std::byte*, bool, std::size_t>> held;
+    for (const Blocks& sequence : sequences_)
+        for (std::uint32_t b = 0; b < sequence.slots(); ++b)
+            held.emplace_back(sequence.view(b).keys, sequence.packed(b), sequence.bytes(b));
+    std::ranges::sort(held);
     held.erase(std::unique(held.begin(), held.end()), held.end());
     BatchBytes bytes;
-    for (const cache::Block* block : held)
-        (block->packed ? bytes.packed : bytes.exact) += block->bytes(plan());
+    for (const auto& [block, packed, its] : held) (packed ? bytes.packed : bytes.exact) += its;
     return bytes;
+}
+
+std::size_t Batch::cost(std::size_t rung) const noexcept {
+    return rung > 0 ? sequences_.front().ladder()[rung - 1]->packed_bytes() : plan().exact_bytes();
 }
 
 std::uint32_t Batch::exact_tokens() const {
     std::uint32_t most = 0;
-    for (const Sequence& sequence : sequences_) {
+    for (const Blocks& sequence : sequences_) {
         std::uint32_t exact = state_.tokens - state_.first;
-        for (std::uint32_t b = 0; b < sequence.blocks(); ++b)
+        for (std::uint32_t b = 0; b < sequence.slots(); ++b)
             if (sequence.packed(b)) exact -= plan().block_tokens();
         most = std::max(most, exact);
     }
     return most;
 }
 
-void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens) {
-    Sequence::append(sequences_, keys, values, tokens, {});
+void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens,
+                   std::span<const std::int32_t> positions) {
+    if (!positions.empty() && positions.size() != std::size_t{tokens} * size())
+        throw Error(ErrorCode::invalid_argument, std::to_string(positions.size()) +
+                                                     " positions do not belong to " +
+                                                     std::to_string(tokens) + " tokens");
+    const std::uint64_t end = std::uint64_t{state_.tokens} + tokens;
+    if (end > Blocks::max_cells)
+        refuse(std::to_string(end) + " tokens; a sequence has at most " +
+               std::to_string(Blocks::max_cells));
+    std::vector<Blocks::Run> runs;
+    const std::uint32_t block_tokens = plan().block_tokens();
+    runs.reserve(size() * (tokens / block_tokens + 2));
+    for (std::size_t s = 0; s < size(); ++s)
+        for (std::uint32_t done = 0, n = 0; done < tokens; done += n) {
+            const std::uint32_t cell = state_.tokens + done;
+            n = std::min(tokens - done, block_tokens - cell % block_tokens);
+            runs.push_back({&sequences_[s], cell, n, s, done,
+                            positions.empty() ? nullptr : &positions[s * tokens + done]});
+        }
+    Blocks::write(runs, keys, values, true, serial_executor());
     state_.tokens += tokens;
 }
 
 void Batch::update_query_stats(const float* q, const BatchStrides& strides, std::uint32_t queries,
                                std::uint32_t heads, std::uint32_t weight) {
-    for (std::size_t s = 0; s < sequences_.size(); ++s)
-        sequences_[s].update_query_stats(
-            {q + s * strides.sequence, strides.token, strides.head, queries, heads, weight});
+    for (std::uint32_t s = 0; s < size(); ++s)
+        update_query_stats(
+            s, {q + s * strides.sequence, strides.token, strides.head, queries, heads, weight});
 }
 
 void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {
     if (sequence >= size())
         refuse("sequence " + std::to_string(sequence) + " of " + std::to_string(size()));
-    sequences_[sequence].update_query_stats(queries);
+    if (plan().wants_queries()) state_.queries[sequence].add(plan().shape(), queries);
 }
 
 bool Batch::wants_queries() const noexcept {
-    return std::ranges::any_of(sequences_, &Sequence::wants_queries);
+    return plan().wants_queries() && std::ranges::any_of(state_.queries, &QueryEnergy::wanted);
 }
 
 void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count) {
@@ -131,23 +158,27 @@ Batch::Due Batch::due(std::size_t sequence, std::uint32_t spared) const noexcept
 }
 
 void Batch::pack(std::uint32_t spared, Executor& executor, std::size_t budget) {
+    if (budget == 0) return pack_due(spared, true, executor);
     if (plan().scheme().exact()) return;
-    const std::uint32_t tokens = plan().block_tokens();
     std::vector<Due> dues;
     for (std::size_t s = 0; s < size(); ++s) dues.push_back(due(s, spared));
-    if (budget > 0) return pack_within(budget, dues, executor);
-    std::vector<Sequence::Packing> places;
+    pack_within(budget, dues, executor);
+}
+
+void Batch::pack_due(std::uint32_t spared, bool apart, Executor& executor) {
+    if (plan().scheme().exact()) return;
+    std::vector<Blocks::Packing> places;
+    std::uint32_t looked = ~0u, end = 0;
     for (std::size_t s = 0; s < size(); ++s) {
-        Sequence& sequence = sequences_[s];
-        for (std::uint32_t b = std::max(sequence.next_due_, state_.first / tokens); b < dues[s].end;
-             ++b)
-            if (dues[s].has(b)) places.push_back({{&sequence, b}});
+        const Due its = due(s, spared);
+        for (std::uint32_t b = state_.looked; b < its.end; ++b)
+            if (its.has(b)) places.push_back(packing(s, b));
+        looked = std::min(looked, its.end);
+        end = std::max(end, its.end);
     }
-    Sequence::pack(places, true, executor);
-    for (std::size_t s = 0; s < size(); ++s) {
-        sequences_[s].next_due_ = std::max(sequences_[s].next_due_, dues[s].end);
-        state_.packed_end = std::max(state_.packed_end, dues[s].end * tokens);
-    }
+    Blocks::pack(std::move(places), {.rung = last_rung(), .apart = apart}, executor);
+    state_.looked = std::max(state_.looked, looked);
+    state_.packed_end = std::max(state_.packed_end, end * plan().block_tokens());
 }
 
 void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& keys,
@@ -161,58 +192,55 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
         refuse("tokens " + std::to_string(first) + " to " + std::to_string(end) +
                " are not among those held, " + std::to_string(state_.first) + " to " +
                std::to_string(state_.tokens));
-    Sequence::read(std::span(sequences_).subspan(sequence, sequences), first, count, keys, values,
-                   executor);
+    Blocks::read(std::span(sequences_).subspan(sequence, sequences), first, count, keys, values,
+                 executor);
 }
 
 void Batch::select(std::span<const std::uint32_t> rows) {
     if (in_step()) refuse("select() in an open step: commit() or rollback() it first");
     if (rows.empty()) refuse("select() of no sequences; a batch needs at least 1");
-    std::vector<Sequence> selected;
+    std::vector<Blocks> selected;
     std::vector<std::vector<Range>> padding;
+    std::vector<QueryEnergy> queries;
     selected.reserve(rows.size());
     for (const std::uint32_t row : rows) {
         if (row >= size())
             refuse("sequence " + std::to_string(row) + " of " + std::to_string(size()));
         selected.push_back(sequences_[row].fork());
+        queries.push_back(state_.queries[row]);
         if (!state_.padding.empty()) padding.push_back(state_.padding[row]);
     }
     sequences_ = std::move(selected);
     state_.padding = std::move(padding);
+    state_.queries = std::move(queries);
 }
 
-Batch Batch::fork() const {
-    Batch fork;
-    fork.sequences_.reserve(sequences_.size());
-    for (const Sequence& sequence : sequences_) fork.sequences_.push_back(sequence.fork());
-    fork.finer_ = finer_;
-    fork.state_ = state_;
-    return fork;
+Batch::Batch(const Batch& other) : retention_(other.retention_), state_(other.state_) {
+    sequences_.reserve(other.sequences_.size());
+    for (const Blocks& sequence : other.sequences_) sequences_.push_back(sequence.fork());
 }
 
 void Batch::truncate(std::uint32_t tokens) {
     if (tokens < state_.first)
         refuse("can't go back to " + std::to_string(tokens) + " tokens: those before " +
                std::to_string(state_.first) + " are dropped");
-    if (tokens == 0)
-        for (Sequence& sequence : sequences_) sequence.queries_ = {};
+    if (tokens == 0) std::ranges::fill(state_.queries, QueryEnergy());
     if (tokens >= state_.tokens) return;
+    const std::uint32_t block_tokens = plan().block_tokens(), last = tokens / block_tokens;
     State then = state_;
     then.tokens = tokens;
-    if (tokens < state_.packed_end) {
-        const std::uint32_t block_tokens = plan().block_tokens(), last = tokens / block_tokens;
-        then.packed_end = std::max(last * block_tokens, state_.packed_first);
-        std::vector<Sequence::Place> cut;
-        for (Sequence& sequence : sequences_)
-            if (tokens % block_tokens != 0 && sequence.packed(last))
-                cut.push_back({&sequence, last});
-        if (!cut.empty()) Sequence::make_writable(cut, 0);
-    }
+    then.looked = std::min(then.looked, last);
+    then.packed_end = std::max(std::min(then.packed_end, last * block_tokens), then.packed_first);
     for (std::vector<Range>& ranges : then.padding) {
         std::erase_if(ranges, [&](const Range& range) { return range.first >= tokens; });
         if (!ranges.empty()) ranges.back().end = std::min(ranges.back().end, tokens);
     }
-    for (Sequence& sequence : sequences_) sequence.truncate(tokens);
+    std::vector<Blocks::Run> cut;
+    for (Blocks& sequence : sequences_)
+        if (tokens % block_tokens != 0 && sequence.packed(last))
+            cut.push_back({&sequence, last * block_tokens, block_tokens, 0, 0});
+    Blocks::open(cut);
+    for (Blocks& sequence : sequences_) sequence.drop_from(ceil_div(tokens, block_tokens));
     state_ = std::move(then);
 }
 
@@ -220,7 +248,7 @@ void Batch::drop_before(std::uint32_t token) noexcept {
     const std::uint32_t tokens = plan().block_tokens();
     const std::uint32_t end = std::min(token, state_.tokens) / tokens;
     for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
-        for (Sequence& sequence : sequences_) sequence.drop(std::span(&b, 1));
+        for (Blocks& sequence : sequences_) sequence.drop(std::span(&b, 1));
     }
     if (end * tokens <= state_.first) return;
     state_.first = end * tokens;
@@ -229,25 +257,24 @@ void Batch::drop_before(std::uint32_t token) noexcept {
 }
 
 void Batch::begin() {
-    State then = state_;
+    if (!in_step()) begun_ = state_;
     std::size_t begun = 0;
     try {
-        for (; begun < sequences_.size(); ++begun) sequences_[begun].begin();
+        for (; begun < sequences_.size(); ++begun) sequences_[begun].begin(state_.tokens);
     } catch (...) {
         for (std::size_t s = 0; s < begun; ++s) sequences_[s].commit();
         throw;
     }
-    begun_ = std::move(then);
 }
 
 void Batch::commit() noexcept {
-    for (Sequence& sequence : sequences_) sequence.commit();
+    for (Blocks& sequence : sequences_) sequence.commit();
 }
 
 void Batch::rollback() noexcept {
     if (!in_step()) return;
-    for (Sequence& sequence : sequences_) sequence.rollback();
-    state_ = std::move(begun_);
+    for (Blocks& sequence : sequences_) sequence.rollback();
+    std::swap(state_, begun_);
 }
 
 }  // namespace lowkv

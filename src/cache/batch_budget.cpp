@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "cache/block.h"
 #include "lowkv/batch.h"
 
 namespace lowkv {
@@ -13,62 +12,59 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
     if (now.exact + now.packed <= budget) return;
     const std::uint32_t tokens = plan().block_tokens();
     std::vector<std::size_t> rung_bytes{plan().exact_bytes()};
-    for (const auto& its : finer_) rung_bytes.push_back(its->packed_bytes());
-    rung_bytes.push_back(plan().packed_bytes());
+    for (const auto& rung : sequences_.front().ladder()) rung_bytes.push_back(rung->packed_bytes());
     // A block that may be packed, or packed with fewer bits, and the sequences that share it.
     struct Item {
         std::uint32_t number;
-        const cache::Block* block;
-        std::vector<Sequence*> holders;
+        const std::byte* block;
+        std::vector<std::size_t> holders;
     };
     std::vector<Item> items;
     std::vector<LadderBlock> ladder;  // of the items: all sequences' blocks of an age together
     std::uint32_t end = state_.packed_end / tokens;
     for (const Due& entry : due) end = std::max(end, entry.end);
-    end = std::min(end, sequences_.front().blocks());  // packed_end may lie behind, where none is
+    end = std::min(end, state_.tokens / tokens);  // packed_end may lie behind, where none is
     for (std::uint32_t b = state_.first / tokens; b < end; ++b) {
         const auto begin = static_cast<std::ptrdiff_t>(items.size());
         for (std::size_t s = 0; s < size(); ++s) {
-            const cache::Block* block = sequences_[s].blocks_[b];
-            if (!block->packed && !due[s].has(b)) continue;
+            const std::byte* block = sequences_[s].view(b).keys;
+            const std::uint32_t rung = sequences_[s].rung(b);
+            if (rung == 0 && !due[s].has(b)) continue;
             auto found = std::find_if(items.begin() + begin, items.end(),
                                       [&](const Item& item) { return item.block == block; });
             if (found == items.end()) {
                 found = items.insert(items.end(), {b, block, {}});
-                const auto plan_of = std::ranges::find(finer_, block->finer) - finer_.begin();
-                ladder.push_back(
-                    {block->packed ? static_cast<std::uint32_t>(plan_of) + 1 : 0, 0, b});
+                ladder.push_back({rung, 0, b});
             }
-            found->holders.push_back(&sequences_[s]);
+            found->holders.push_back(s);
         }
     }
     const std::vector<LadderBlock> before = ladder;
     descend(ladder, rung_bytes, now.exact + now.packed, budget);
     // From the oldest on, so that packed tokens stay side by side if a rung fails.
-    for (std::size_t rung = finer_.size() + 1; rung > 0; --rung) {
-        std::vector<Sequence::Packing> places;
-        for (std::size_t i = 0; i < items.size(); ++i)
-            for (Sequence* sequence : items[i].holders)
-                if (ladder[i].rung == rung && before[i].rung != rung)
-                    places.push_back({{sequence, items[i].number}});
-        std::ranges::stable_sort(places, {}, &Sequence::Packing::sequence);
-        Sequence::pack(places, true, executor, std::nullopt,
-                       rung <= finer_.size() ? finer_[rung - 1] : nullptr);
-        for (const Sequence::Packing& place : places)
-            state_.packed_end = std::max(state_.packed_end, (place.block + 1) * tokens);
+    for (std::uint8_t rung = last_rung(); rung > 0; --rung) {
+        std::vector<Blocks::Packing> places;
+        std::uint32_t packed_end = state_.packed_end;
+        for (std::size_t i = 0; i < items.size(); ++i) {
+            if (ladder[i].rung != rung || before[i].rung == rung) continue;
+            for (const std::size_t s : items[i].holders)
+                places.push_back(packing(s, items[i].number));
+            packed_end = std::max(packed_end, (items[i].number + 1) * tokens);
+        }
+        Blocks::pack(std::move(places), {.rung = rung, .apart = true}, executor);
+        state_.packed_end = packed_end;
     }
 }
 
 // Unquantized blocks belong to the piece that they are next to: their rows are alike in all plans.
-void Batch::add_pieces(const Sequence& sequence, std::span<const BlockView> views,
+void Batch::add_pieces(const Blocks& sequence, std::span<const BlockView> views,
                        std::vector<AttentionPiece>& pieces) const {
     const std::size_t first = pieces.size();
     const std::uint32_t block_tokens = plan().block_tokens();
     pieces.push_back({.blocks = views, .cells = tokens()});
-    for (std::uint32_t b = 0; b < (finer_.empty() ? 0 : sequence.blocks()); ++b) {
-        const cache::Block* block = sequence.blocks_[b];
-        if (block == nullptr || !block->packed) continue;
-        const Plan* its = &block->plan(plan());
+    for (std::uint32_t b = 0; b < (last_rung() == 1 ? 0 : sequence.slots()); ++b) {
+        if (!sequence.packed(b)) continue;
+        const Plan* its = sequence.ladder()[sequence.rung(b) - 1u].get();
         AttentionPiece& last = pieces.back();
         if (last.plan == nullptr) last.plan = its;
         if (last.plan == its) continue;

@@ -1,10 +1,9 @@
 #pragma once
-// A block: `block_tokens` consecutive cells of one layer, in one slot of a pool. Forks share it.
+// A block: `block_tokens` consecutive cells of one layer, in one slot of a pool. Tables share it.
 
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "lowkv/codec.h"
 
@@ -21,20 +20,18 @@ inline Cells cell_range(std::uint32_t first, std::uint32_t count) noexcept {
 }
 
 struct Block {
-    std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `packed` says
-    std::uint32_t refs = 1;     // sequences that hold it; above 1 its rows never change
-    bool packed = false;
-    bool leads = true;   // packed: its statistics may be taken over (cache/encode.h)
-    Cells keys, values;  // written; all others read as zeros
-    // Packed, in a batch within a budget: the finer plan of its codes. Null: its sequence's plan.
-    std::shared_ptr<const Plan> finer;
-
-    // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): a sequence has its plan as long
-    const Plan& plan(const Plan& own) const noexcept { return finer != nullptr ? *finer : own; }
-    std::size_t bytes(const Plan& own) const noexcept {
-        return packed ? plan(own).packed_bytes() : own.exact_bytes();
-    }
+    std::byte* data = nullptr;  // Plan::exact_bytes() or Plan::packed_bytes(), as `rung` says
+    std::uint32_t refs = 1;     // tables that hold it; above 1 its rows never change
+    std::uint8_t rung = 0;      // 0: rows; n: packed by plan n - 1 of the tables' ladder
+    bool leads = true;          // packed: its statistics may be taken over (cache/encode.h)
+    Cells keys, values;         // written; all others read as zeros
 };
+
+// Whether exact blocks of both plans are of one form.
+inline bool same_rows(const Plan& a, const Plan& b) noexcept {
+    return a.shape() == b.shape() && a.block_tokens() == b.block_tokens() && a.rows() == b.rows() &&
+           a.has_positions() == b.has_positions();
+}
 
 // Of a token's position in an exact block, where the plan has them.
 inline std::size_t exact_position_offset(const Plan& plan, std::uint32_t token) noexcept {

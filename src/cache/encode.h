@@ -1,7 +1,7 @@
 #pragma once
 // How exact blocks become packed ones, for sequences and pages, and whose statistics a block takes
 // over (Plan::has_statistics()). Values that follow their keys later have none, and go to the
-// device as they are (Sequence::pack_values_from()).
+// device as they are (Blocks::pack()).
 //
 // A block of padding, of one repeated token, or of a few rows repeated to fill it says little about
 // the channels of the text that follows: with its statistics, keys are 2 to 116 times less exact.

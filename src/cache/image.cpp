@@ -77,9 +77,9 @@ std::string span_text(const ImageSpan& span) {
 
 void check_spans(const ImageHeader& header) {
     const ImageIdentity& identity = header.identity;
-    if (header.tokens > Sequence::max_cells)
+    if (header.tokens > Blocks::max_cells)
         refuse(std::to_string(header.tokens) + " tokens; legal: up to " +
-               std::to_string(Sequence::max_cells));
+               std::to_string(Blocks::max_cells));
     if (header.spans.empty()) return;
     std::uint64_t end = header.spans.front().first;
     for (const ImageSpan& span : header.spans) {

@@ -154,8 +154,13 @@ void KvCache::remove(std::uint32_t sequence) {
 }
 
 void KvCache::truncate(std::uint32_t sequence, std::uint32_t tokens) {
-    layers_of(sequence);
-    for (Sequence& layer : *sequences_[sequence]) layer.truncate(tokens);
+    // A block that is cut is decoded, which may fail: in all layers or none.
+    Layers cut;
+    for (const Sequence& layer : layers_of(sequence)) {
+        cut.push_back(layer.fork());
+        cut.back().truncate(tokens);
+    }
+    sequences_[sequence] = std::move(cut);
 }
 
 void KvCache::attend(std::uint32_t layer, std::span<const KvAttention> sequences,

@@ -152,7 +152,7 @@ void PagedLayer::evict(Executor& executor) {
     for (const std::uint32_t number : idle) {
         Beside& beside = *beside_[number];
         if (beside.packed) continue;
-        // As pack_from() does: what is missing repeats the row before it.
+        // As Blocks::pack() does: what is missing repeats the row before it.
         const std::uint32_t tokens = plan_->block_tokens();
         for (std::uint32_t cell = beside.rows; cell < page_tokens_; ++cell) {
             const auto block = [&](std::uint32_t of) {

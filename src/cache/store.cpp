@@ -51,14 +51,6 @@ void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
 
 namespace cache {
 
-void release(Store::Impl& store, const Plan& plan, Block* block) noexcept {
-    if (block == nullptr || --block->refs > 0) return;
-    const std::size_t bytes = block->bytes(plan);
-    store.pool(bytes).deallocate(block->data);
-    store.drop(block->packed, bytes);
-    delete block;
-}
-
 void decode(Device& device, const Decoding& blocks, Executor& executor) {
     for (const auto& [plan, copies] : blocks)
         if (!copies.empty()) device.decode(*plan, copies, executor);

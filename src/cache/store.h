@@ -1,5 +1,5 @@
 #pragma once
-// What a store does for its sequences: slots by size, the books, the budget.
+// What a store does for its tables: slots by size, the books, the budget.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Store::Impl {
     Device& device;
     std::mutex mutex;
     StoreStats stats;
-    std::size_t open_steps = 0;                // of all sequences
+    std::size_t open_steps = 0;                // of all tables
     std::map<std::size_t, cache::Pool> pools;  // by slot size; never erased
 
     cache::Pool& pool(std::size_t slot_bytes) {
@@ -37,9 +37,6 @@ struct Store::Impl {
 };
 
 namespace cache {
-
-// Gives up one owner's hold on a block, or on none. Under the mutex.
-void release(Store::Impl& store, const Plan& plan, Block* block) noexcept;
 
 // Packed blocks, and where their rows go, by the plans of their codes.
 using Decoding = std::map<const Plan*, std::vector<BlockCopy>>;

@@ -11,7 +11,7 @@
 
 #include "common/model_shape.h"
 #include "common/terminal.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/codec.h"
 
 using namespace lowkv;

@@ -86,9 +86,9 @@ inline void restore_at_once(const Cache& cache, const State& state, const Cells&
 // All packed blocks of a layer as they lie; empty ones are absent or exact.
 inline std::vector<Bytes> packed_bytes(const Cache& cache, std::size_t layer) {
     const lowkv::ggml::LayerCache& its = *lowkv::ggml::cache_tensor(cache.keys(layer))->layer;
-    const lowkv::Sequence& packed = its.stream(0).packed.back();
-    std::vector<Bytes> blocks(packed.blocks());
-    for (std::uint32_t b = 0; b < packed.blocks(); ++b) {
+    const lowkv::Blocks& packed = its.stream(0).packed;
+    std::vector<Bytes> blocks(packed.slots());
+    for (std::uint32_t b = 0; b < packed.slots(); ++b) {
         if (!packed.packed(b)) continue;
         CHECK(packed.full(b));
         blocks[b].assign(packed.view(b).keys, packed.view(b).keys + its.plan().packed_bytes());

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "codec_block.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 #include "lowkv/codec.h"
 #include "lowkv/error.h"
 #include "lowkv/executor.h"
@@ -273,15 +273,15 @@ TEST_CASE("several threads pack what one packs, and positions survive reopening"
         CHECK(a == b);
         CHECK(many.position(cell) == positions[cell]);
     }
-    // A written cell reopens its block; the others keep their positions.
-    const std::uint32_t cell = 40;
-    const std::int32_t position = 77;
-    many.write_keys({&cell, 1}, keys.data(), shape.channels(), {&position, 1});
+    // A block that is cut is opened; its tokens keep their positions.
+    const std::uint32_t cut = plan->block_tokens() + 9;
+    many.truncate(cut);
     CHECK_FALSE(many.packed(1));
-    CHECK(many.position(40) == 77);
-    CHECK(many.position(41) == 4041);
-    CHECK_THROWS_AS(
-        many.write_keys({&cell, 1}, keys.data(), shape.channels(), {positions.data(), 2}), Error);
+    const std::int32_t position = 77;
+    many.append(keys.data(), values.data(), 1, {&position, 1});
+    CHECK(many.position(cut) == 77);
+    CHECK(many.position(cut - 1) == positions[cut - 1]);
+    CHECK_THROWS_AS(many.append(keys.data(), values.data(), 1, {positions.data(), 2}), Error);
 }
 
 TEST_CASE("bits counted from real blocks") {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lowkv/attention.h"
-#include "lowkv/cache.h"
+#include "lowkv/batch.h"
 
 namespace lowkv {
 
@@ -119,8 +119,7 @@ class FilteredSequence {
     std::uint32_t first_undecided() const noexcept { return size_ - undecided(); }
     std::uint32_t leaving() const noexcept;
     std::vector<Fate> decide(std::uint32_t leaving) const;
-    void rearrange(std::span<const Fate> fates);
-    void move_rows(std::span<const std::uint32_t> order);
+    void rearrange(std::span<const Fate> fates, Executor& executor);
 };
 
 // Attention over the tokens that are left, by their true positions. io.n_cells must be size(), and
