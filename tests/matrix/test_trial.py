@@ -24,17 +24,20 @@ CHANGES = {
          *2 * [(OPERATIONS, "GGML_OP_COUNT == 101", "GGML_OP_COUNT == 102")]], None),
     "two fields of a tensor the other way round": (
         [(TENSOR, "        struct ggml_tensor * view_src;\n        size_t               view_offs;\n",
-          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n")],
-        "a view lies elsewhere"),
+          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n"),
+         (OPERATIONS, "/*.view_src     =*/ view_src,\n        /*.view_offs    =*/ view_offs,",
+          "/*.view_offs    =*/ view_offs,\n        /*.view_src     =*/ view_src,")], "a view lies elsewhere"),
     "a field in a tensor": ([(TENSOR, "        void * data;\n\n        char name",
                               "        void * data;\n        void * more[4];\n\n        char name")], ""),
     "a function in a buffer type's table": (
         [(TABLES, "        size_t                (*get_alignment)",
           "        size_t                (*get_other)(ggml_backend_buffer_type_t buft);\n"
-          "        size_t                (*get_alignment)")], ""),
+          "        size_t                (*get_alignment)"),
+         ("src", "/* .get_alignment", "NULL, /* .get_alignment")], ""),
     "a function in a backend's table": (
         [(TABLES, "        enum ggml_status          (*graph_compute)",
-          "        void (*other)(ggml_backend_t backend);\n        enum ggml_status          (*graph_compute)")], ""),
+          "        void (*other)(ggml_backend_t backend);\n        enum ggml_status          (*graph_compute)"),
+         ("src", "/* .graph_compute", "NULL, /* .graph_compute")], ""),
     "masks of another type": (
         [(OPERATIONS, "(mask->type == GGML_TYPE_F16);\n        GGML_ASSERT(ggml_is_contiguous(mask));\n",
           "(mask->type == GGML_TYPE_F32);\n")], ""),
@@ -47,10 +50,14 @@ def changed(folder, changes):
     shutil.copytree(TREE, source)
     lists = source / "CMakeLists.txt"
     lists.write_text(re.sub(r"(set\(GGML_VERSION_MINOR) \d+", rf"\1 {VERSION.split('.')[1]}", lists.read_text()))
-    for file, old, new in changes:
-        text = (source / file).read_text()
-        assert text.count(old) >= 1, (file, old)
-        (source / file).write_text(text.replace(old, new, 1))
+    for name, old, new in changes:
+        file = source / name
+        if file.is_file():
+            assert old in file.read_text(), (name, old)
+            file.write_text(file.read_text().replace(old, new, 1))
+            continue
+        for one in (*file.glob("*.cpp"), *file.glob("ggml-cpu/*.cpp")):  # in all tables
+            one.write_text(one.read_text().replace(old, new))
     (source / "ggml.pc.in").touch()  # which PyPI's archive lacks
     build = folder / "build"
     options = ["CMAKE_BUILD_TYPE=None", "CMAKE_CXX_FLAGS=-O1 -DNDEBUG", "CMAKE_C_FLAGS=-O1 -DNDEBUG",
