@@ -33,7 +33,7 @@ void check_lists(const ImageHeader& header, const ImageLayout& layout, const Pla
                  ErrorCode code) {
     const std::uint64_t bytes =
         header.batch *
-        (sizeof(Blocks) +
+        (sizeof(Blocks) + sizeof(QueryEnergy) +
          ceil_div<std::uint64_t>(header.tokens, plan.block_tokens()) * sizeof(cache::Block*));
     if (bytes > layout.bytes + (1 << 20))
         refuse(code, "its sequences take " + std::to_string(bytes) +
