@@ -7,6 +7,23 @@
 #include "common/app.h"
 #include "platform/command.h"
 
+namespace lowkv::cli {
+
+// Each is in the folder of its name. It adds its subcommand to `app`; when chosen, that sets `status`.
+// `words` follow a bare -- on the command line.
+void add_generate(Command app, int& status);
+void add_compare(Command app, int& status);
+void add_run(Command app, int& status, const std::vector<std::string>& words);
+void add_schemes(Command app, int& status);
+void add_doctor(Command app, int& status, const std::vector<std::string>& words);
+void add_devices(Command app, int& status);
+void add_plan(Command app, int& status);
+void add_calibrate(Command app, int& status);
+void add_plugin(Command app);
+void add_shrink(Command app);
+
+}  // namespace lowkv::cli
+
 namespace {
 
 constexpr const char* footer = R"(Examples:
@@ -44,6 +61,11 @@ int main(int argc, char** argv) {
     char** end = argv + argc;
     char** dashes = std::find(argv, end, std::string_view("--"));
     const std::vector<std::string> words(dashes == end ? end : dashes + 1, end);
+    // llama.cpp's short name for it has two letters, which CLI11's can't.
+    char parallel[] = "--parallel";
+    if (argc > 1 && std::string_view(argv[1]) == "plan")
+        std::replace_if(
+            argv, end, [](const char* word) { return std::string_view(word) == "-np"; }, parallel);
     int status = 0;
     cli::add_generate(app, status);
     cli::add_compare(app, status);

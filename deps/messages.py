@@ -23,8 +23,8 @@ PRINTERS = {"fprintf", "snprintf"}  # in programs, of lines that begin with "low
 REASONS = {"reason", "why", "problem"}  # variables of C++ that hold a message
 LEAST = 4  # words of a message in these:
 # Sources whose functions return messages, and those in which strings are messages wherever they stand.
-RETURNED = ("cli/run/watcher.cpp", "plugins/llama.cpp/attention_op.cpp", "plugins/llama.cpp/backend_type.cpp",
-            "plugins/llama.cpp/host.cpp", "plugins/llama.cpp/layer_cache.cpp")
+RETURNED = ("cli/run/memory.cpp", "cli/run/watcher.cpp", "plugins/llama.cpp/attention_op.cpp",
+            "plugins/llama.cpp/backend_type.cpp", "plugins/llama.cpp/host.cpp", "plugins/llama.cpp/layer_cache.cpp")
 WORDED = ("cli/common/program_options.cpp", "plugins/llama.cpp/buffer_state.cpp",
           "src/scheme/unserved.cpp")
 # Messages that need no entry, and why.

@@ -30,6 +30,13 @@ bool set_accessible(std::byte* memory, std::size_t bytes, bool accessible) noexc
 // Returns those pages.
 std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcept;
 
+// Gives those whole pages inside [memory, memory + bytes) that hold zeros back to the system: they
+// read as zeros still, and take memory again once written to. The memory is the caller's to write.
+// Pages of a file, or shared with other processes, stay; so does everything on systems that can't
+// do it.
+void release_zeros(std::byte* memory, std::size_t bytes) noexcept;
+extern const bool releases_zeros;  // whether this system can
+
 // Returns once the word is not `value`, if somebody wakes it after the change; it may also return
 // early. std::atomic's own wait() misses wake-ups in MinGW's library (GCC 12).
 void sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;

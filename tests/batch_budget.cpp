@@ -1,9 +1,12 @@
-// A batch within a budget: attention across the ladder of a latent layer, and what is refused.
-// blocks_batch.cpp has the rest.
+// The rule by which blocks go down the ladder. A batch within a budget: attention across the ladder
+// of a latent layer, and what is refused; blocks_batch.cpp has the rest.
 
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
+#include <random>
+#include <set>
 #include <vector>
 
 #include "batch_common.h"
@@ -36,6 +39,49 @@ struct Ladder {
 };
 
 }  // namespace
+
+// One at a time, as the rule says it.
+TEST_CASE("blocks go down the ladder: finest, longest conversation, oldest") {
+    std::mt19937 random(5);
+    const auto below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+    for (int round = 0; round < 2000; ++round) {
+        std::vector<std::size_t> bytes(2 + below(4));
+        for (std::size_t i = bytes.size(), sum = 0; i-- > 0;) bytes[i] = sum += 1 + below(50);
+        const std::size_t last = bytes.size() - 1;
+        std::vector<LadderBlock> blocks(below(30));
+        std::size_t held = below(40), least = held;  // more is held than these blocks
+        for (LadderBlock& block : blocks) {
+            block = {below(static_cast<std::uint32_t>(bytes.size())), below(4), below(8)};
+            held += bytes[block.rung];
+            least += bytes[last];
+        }
+        const std::size_t budget = below(static_cast<std::uint32_t>(held + 20));
+        std::vector<LadderBlock> then = blocks;
+        const std::size_t left = descend(then, bytes, held, budget);
+
+        while (held > budget) {
+            std::size_t rung = last;
+            for (const LadderBlock& block : blocks) rung = std::min<std::size_t>(rung, block.rung);
+            if (rung == last) break;
+            std::map<std::uint32_t, std::set<std::uint32_t>> ages;  // by conversation
+            for (const LadderBlock& block : blocks)
+                if (block.rung == rung) ages[block.conversation].insert(block.age);
+            auto longest = ages.begin();
+            for (auto it = ages.begin(); it != ages.end(); ++it)
+                if (it->second.size() >= longest->second.size()) longest = it;
+            for (LadderBlock& block : blocks) {
+                if (block.rung != rung || block.conversation != longest->first ||
+                    block.age != *longest->second.begin())
+                    continue;
+                held -= bytes[rung] - bytes[rung + 1];
+                ++block.rung;
+            }
+        }
+        CHECK(left == held);
+        CHECK((left <= budget || left == least));
+        for (std::size_t i = 0; i < blocks.size(); ++i) CHECK(then[i].rung == blocks[i].rung);
+    }
+}
 
 // Outputs are shorter than keys, and side by side.
 TEST_CASE("attention across the ladder of a latent layer") {

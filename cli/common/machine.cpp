@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "common/terminal.h"
 #include "platform/command.h"
@@ -19,6 +20,7 @@ const Processors& here() {
 }
 
 unsigned find_threads() {
+    tell_quota();
     const int busy = busy_processors();
     const auto online = static_cast<int>(here().processors);
     const unsigned usable = usable_cores();
@@ -51,6 +53,15 @@ std::string environment(const char* name) { return platform::environment(name); 
 unsigned machine_cores() { return here().cores; }
 
 unsigned usable_cores() { return here().usable_cores; }
+
+void tell_quota() {
+    static bool told = !here().in_quota;
+    if (std::exchange(told, true)) return;
+    std::fprintf(
+        stderr,
+        "lowkv: the CPU quota of this container leaves %u of %u cores: %u %s (-t decides)\n",
+        usable_cores(), here().cores, usable_cores(), usable_cores() == 1 ? "thread" : "threads");
+}
 
 unsigned default_threads() {
     static const unsigned threads = find_threads();

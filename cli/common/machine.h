@@ -14,8 +14,9 @@ struct ProcessMemory {
 ProcessMemory process_memory();
 
 std::string processor_name();
-std::size_t system_memory();     // bytes, all of it
-std::size_t available_memory();  // bytes
+// In bytes, all of it and what is free now; at most what a container leaves of it.
+std::size_t system_memory();
+std::size_t available_memory();
 // Throws Failure where `what` needs more bytes than that: "WHAT3.1 GiB HOW, and ... are available".
 void require_memory(const std::string& what, double needed, const std::string& how,
                     const std::string& remedy);
@@ -24,7 +25,10 @@ std::string environment(const char* name);  // empty when unset
 
 // Physical ones: as many threads as llama.cpp's programs take by themselves.
 unsigned machine_cores();
-unsigned usable_cores();  // those of them that this process may use
+unsigned usable_cores();  // those of them that this process may use, within its CPU quota
+
+// Says on stderr, once, how many cores the CPU quota leaves, where that is fewer than there are.
+void tell_quota();
 
 // Usable cores, less those that other programs keep busy now; at least one. The first call looks
 // for 20 ms, and says on stderr when it takes fewer.

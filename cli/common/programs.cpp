@@ -12,6 +12,7 @@
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/terminal.h"
+#include "common/trial.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "lowkv_ggml.h"
@@ -168,10 +169,17 @@ std::vector<std::string> plugin_list(const std::string& source) {
     return words;
 }
 
-std::string plugin_for_program(const std::string& program, bool build) {
-    std::string own = plugin_path();
-    if (!environment("LOWKV_PLUGIN").empty() || is_own_ggml(ggml_of(platform::path_of(program))))
-        return own;
+std::string plugin_for_program(const std::string& program, bool build, bool may_try) {
+    std::string own = plugin_path(), why;
+    const fs::path library = ggml_of(platform::path_of(program));
+    if (is_own_ggml(library)) return own;
+    const Trial found_fit = may_try ? try_ggml(library, own, why) : Trial::none;
+    if (found_fit == Trial::fits || !environment("LOWKV_PLUGIN").empty()) return own;
+    if (found_fit == Trial::misfits)
+        std::fprintf(
+            stderr,
+            "lowkv: this program's ggml is newer than this lowkv knows, and does not fit: %s\n",
+            why.c_str());
     if (!build && !has_sources("")) return own;
     std::vector<std::string> words = plugin_script("", program);
     words.emplace_back("--start");

@@ -44,10 +44,11 @@ std::vector<std::string> plugin_script(const std::string& source, const std::str
 // The command line that makes it list the plug-ins that it has built. Throws as well.
 std::vector<std::string> plugin_list(const std::string& source);
 
-// The plug-in for the program at this path: this command's own if it is for the program's ggml, or
+// The plug-in for the program at this path: this command's own if it is for the program's ggml or,
+// where it may be tried, a newer one that it fits (trial.h), or
 // if the program has none (a wrapper script; the plug-in refuses a ggml that it isn't for). For
 // another ggml it is the plug-in that was built for it, or with `build` is built now; throws
 // Failure if there is neither. Without lowkv's sources it is always this command's own.
-std::string plugin_for_program(const std::string& program, bool build);
+std::string plugin_for_program(const std::string& program, bool build, bool may_try);
 
 }  // namespace lowkv::cli

@@ -153,7 +153,8 @@ void look_at_machine(Findings& findings) {
                      std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
     }
     findings.good("threads", std::to_string(usable_cores()) +
-                                 " by default (physical cores that this process may use)");
+                                 " by default (physical cores that this process may use, within "
+                                 "its CPU quota)");
     findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
 }
 

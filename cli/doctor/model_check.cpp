@@ -146,7 +146,7 @@ std::string preset_table(const Model& model, const ModelCheck& check, const Laye
     const auto room = [&](const ggml::LayerReport& layer) {
         const auto window = static_cast<std::uint64_t>(llama_model_n_swa(model.get()));
         const std::uint64_t most = layer.cells < cells ? sliding_cells(window) : context;
-        return static_cast<double>(std::min(context, most));
+        return std::min(context, most);
     };
     Table table({"scheme", "bytes a token", "smaller", "cache for " + count(context) + " tokens"});
     for (const Preset& preset : presets()) {
@@ -155,13 +155,16 @@ std::string preset_table(const Model& model, const ModelCheck& check, const Laye
         for (const ggml::LayerReport& layer : layers) {
             double bytes = static_cast<double>(layer.f16_bytes_per_token);
             f16 += bytes;
+            double all = bytes * static_cast<double>(room(layer));
             if (layer.packed) {
                 const Plan plan = neutral_plan(preset.scheme.base,
                                                {layer.kv_heads, layer.head_dim, layer.value_dim});
                 bytes = static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
+                all =
+                    static_cast<double>(most_bytes(plan, preset.scheme.retention, 1, room(layer)));
             }
             token += bytes;
-            size += bytes * room(layer);
+            size += all;
         }
         table.add({std::string(preset.name), count(static_cast<std::uint64_t>(token)),
                    fixed(f16 / token, 2) + "x", bytes(size)});
@@ -252,7 +255,7 @@ void look_at_file(Findings& findings, const ModelCheck& check) {
         const ModelShape shape = gguf_shape(check.model);
         for (const std::string& line : advise(shape).lines) findings.note("advice", line);
         if (!budget.empty())
-            findings.note("budget", text_of(budget_of(shape, budget, check.scheme, 1)));
+            findings.note("budget", text_of(budget_of(shape, budget, check.scheme, {})));
     } catch (const Failure& error) {
         findings.note("advice", error.what());
     } catch (const std::exception& error) {

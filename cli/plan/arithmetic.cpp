@@ -22,21 +22,6 @@ double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
     return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes;
 }
 
-// It is fullest now, or just before one of the last times that blocks were packed. Blocks are of 32
-// to 128 tokens and flush is a multiple of 32: four times hold all that can differ.
-double fullest_bytes(const StoredLayers& stored, std::uint64_t tokens) {
-    tokens = std::min(tokens, stored.most_tokens);
-    constexpr std::uint64_t times = 4;
-    const Retention& retention = stored.retention;
-    const std::uint64_t every = retention.flush > 0 ? retention.flush : stored.block_tokens;
-    double most = held_bytes(stored, tokens);
-    const std::uint64_t last =
-        tokens >= retention.window ? (tokens + 1 - retention.window) / every : 0;
-    for (std::uint64_t time = last; time > 0 && time + times > last; --time)
-        most = std::max(most, held_bytes(stored, retention.window + time * every - 1));
-    return most;
-}
-
 }  // namespace
 
 StoredLayers idealised(std::uint32_t layers, std::uint32_t numbers, double bits,
@@ -65,9 +50,14 @@ double held_bytes(const StoredCache& cache, std::uint64_t tokens) {
     return sum;
 }
 
-double fullest_bytes(const StoredCache& cache, std::uint64_t tokens) {
+double fullest_bytes(const StoredCache& cache, std::uint64_t conversations, std::uint64_t tokens) {
     double sum = 0;
-    for (const StoredLayers& stored : cache) sum += stored.layers * fullest_bytes(stored, tokens);
+    for (const StoredLayers& stored : cache) {
+        const MostBlocks most = most_blocks(stored.retention, stored.block_tokens, conversations,
+                                            std::min(tokens, conversations * stored.most_tokens));
+        sum += stored.layers * (as_double(most.unquantized) * stored.exact_bytes +
+                                as_double(most.packed) * stored.packed_bytes);
+    }
     return sum;
 }
 
@@ -76,14 +66,16 @@ double unfused_scores_per_token(std::uint64_t query_heads) {
     return passes * f16_bytes * as_double(query_heads);
 }
 
-double cache_bytes(const StoredCache& cache, const Demand& demand) {
-    return as_double(demand.batch) * held_bytes(cache, demand.context);
+double cache_bytes(const StoredCache& cache, const Demand& demand, std::uint64_t tokens) {
+    return as_double(demand.batch) * (demand.conversations == 1
+                                          ? held_bytes(cache, tokens)
+                                          : fullest_bytes(cache, demand.conversations, tokens));
 }
 
 double access_bytes(const StoredCache& cache, const Demand& demand) {
     const std::uint64_t half = ceil_div(demand.context, 2);
-    return demand.weights + as_double(demand.batch) * (held_bytes(cache, half) +
-                                                       as_double(half) * demand.scores_per_token);
+    return demand.weights + cache_bytes(cache, demand, half) +
+           as_double(demand.batch) * as_double(half) * demand.scores_per_token;
 }
 
 std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits) {
@@ -102,7 +94,9 @@ std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits) {
 
 std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory) {
     const auto fits = [&](std::uint64_t tokens) {
-        return demand.weights + as_double(demand.batch) * fullest_bytes(cache, tokens) <= memory;
+        return demand.weights +
+                   as_double(demand.batch) * fullest_bytes(cache, demand.conversations, tokens) <=
+               memory;
     };
     return most_that(fits);
 }

@@ -32,14 +32,16 @@ StoredLayers idealised(std::uint32_t layers, std::uint32_t numbers, double bits,
 // Bits per element of packed blocks.
 double bits_per_element(const StoredCache& cache);
 
-// One sequence of so many tokens: as it is held at that length, and at its fullest on the way there
-// (just before a block is packed there is one exact block more than just after).
+// One sequence of so many tokens, as it is held at that length.
 double held_bytes(const StoredCache& cache, std::uint64_t tokens);
-double fullest_bytes(const StoredCache& cache, std::uint64_t tokens);
+// Conversations of so many tokens together, at their fullest: just before a block is packed there
+// is one exact block more than just after.
+double fullest_bytes(const StoredCache& cache, std::uint64_t conversations, std::uint64_t tokens);
 
 struct Demand {
     double weights = 0;  // bytes
     std::uint64_t context = 0, batch = 1;
+    std::uint64_t conversations = 1;  // that share a context
     // Bytes that attention moves per token and sequence beside the cache; 0 for fused kernels.
     double scores_per_token = 0;
 };
@@ -48,8 +50,8 @@ struct Demand {
 // result and read that again. `query_heads`: of all layers together.
 double unfused_scores_per_token(std::uint64_t query_heads);
 
-// The caches of the whole batch at the full length.
-double cache_bytes(const StoredCache& cache, const Demand& demand);
+// The caches of the whole batch at that length; of several conversations at their fullest.
+double cache_bytes(const StoredCache& cache, const Demand& demand, std::uint64_t tokens);
 
 // What one step of decoding reads, for the whole batch: weights once, and the cache of half the
 // length, which is the mean while the context fills.
@@ -58,7 +60,7 @@ double access_bytes(const StoredCache& cache, const Demand& demand);
 // The greatest number that fits, where each smaller one fits, too; all_tokens when any does.
 std::uint64_t most_that(const std::function<bool(std::uint64_t)>& fits);
 
-// The most tokens per sequence with which weights and caches fit, at their fullest too; 0 when not
+// The most tokens per context with which weights and caches fit, at their fullest too; 0 when not
 // even one does, all_tokens when any number does.
 std::uint64_t longest_context(const StoredCache& cache, const Demand& demand, double memory);
 

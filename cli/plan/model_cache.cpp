@@ -17,18 +17,19 @@ std::uint64_t most_tokens(const ModelShape& shape, std::size_t layer) {
                                                                 : all_tokens;
 }
 
-// The bytes that the plug-in announces for one sequence's caches. It refuses a smaller budget.
-double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t context) {
+// The bytes that the plug-in announces for one context's caches. It refuses a smaller budget.
+double told_bytes(const ModelShape& shape, const Scheme& scheme, std::uint64_t context,
+                  std::uint64_t conversations) {
     double sum = 0;
     for (std::uint32_t layer = 0; layer < shape.layers.size(); ++layer) {
         const std::uint32_t channels = shape.layers[layer].channels();
         if (channels == 0) continue;
-        const std::uint64_t cells = std::min(context, most_tokens(shape, layer));
+        const std::uint64_t cells = std::min(context, conversations * most_tokens(shape, layer));
         for (const Part part : {Part::keys, Part::values}) {
             if (part == Part::values && shape.layers[layer].latent()) continue;
-            sum += static_cast<double>(
-                std::min<std::uint64_t>(ggml::packed_bytes(scheme, layer, part, channels, cells),
-                                        std::uint64_t{2} * channels * cells));
+            sum += static_cast<double>(std::min<std::uint64_t>(
+                ggml::packed_bytes(scheme, layer, part, channels, cells, conversations),
+                std::uint64_t{2} * channels * cells));
         }
     }
     return sum;
@@ -71,7 +72,7 @@ StoredCache idealised_cache(const ModelShape& shape, double bits) {
 }
 
 Budget budget_of(const ModelShape& shape, const std::string& size, const std::string& scheme,
-                 std::uint64_t batch) {
+                 const Demand& demand) {
     const Scheme end = parse_scheme(scheme);
     std::vector<LayerScheme> schemes = finer_than(end, "LOWKV_BUDGET");
     schemes.insert(schemes.begin(), LayerScheme{});
@@ -81,7 +82,9 @@ Budget budget_of(const ModelShape& shape, const std::string& size, const std::st
                   .steps = {}};
     constexpr std::uint64_t padding = 256;  // llama.cpp's contexts are multiples of it
     const std::uint64_t most = most_that([&](std::uint64_t steps) {
-        return static_cast<double>(batch) * told_bytes(shape, end, steps * padding) <= budget.bytes;
+        return static_cast<double>(demand.batch) *
+                   told_bytes(shape, end, steps * padding, demand.conversations) <=
+               budget.bytes;
     });
     const std::uint64_t longest = most == all_tokens ? most : most * padding;
     for (const LayerScheme& codecs : schemes) {
@@ -89,7 +92,9 @@ Budget budget_of(const ModelShape& shape, const std::string& size, const std::st
         budget.steps.push_back(
             {.scheme = std::string(preset_of(codecs)->name),
              .tokens = std::min(longest, longest_context(packed_cache(shape, step),
-                                                         {.batch = batch}, budget.bytes))});
+                                                         {.batch = demand.batch,
+                                                          .conversations = demand.conversations},
+                                                         budget.bytes))});
         if (budget.steps.back().tokens == longest && !budget.in_parts) break;
     }
     return budget;

@@ -32,7 +32,7 @@ struct Budget {
 // What LOWKV_BUDGET=`size` does with so many sequences of the model. Throws lowkv::Error for a
 // wrong size, or for a scheme that no budget ends at.
 Budget budget_of(const ModelShape& shape, const std::string& size, const std::string& scheme,
-                 std::uint64_t batch);
+                 const Demand& demand);
 // A sentence.
 std::string text_of(const Budget& budget);
 

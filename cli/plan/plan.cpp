@@ -42,7 +42,7 @@ struct Options {
     std::string model, name;
     std::uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
     std::string weights, context, memory, bandwidth, budget, json;
-    std::uint64_t batch = 1;
+    std::uint64_t batch = 1, conversations = 1;
     std::vector<std::string> schemes;
     std::vector<double> bits;
     bool unfused = false, all = false;
@@ -96,7 +96,7 @@ ModelShape read_shape(const Options& options) {
 }
 
 PlannedRow row(const std::string& name, const StoredCache& cache, const Planned& planned) {
-    const double held = cache_bytes(cache, planned.demand),
+    const double held = cache_bytes(cache, planned.demand, planned.demand.context),
                  read = access_bytes(cache, planned.demand);
     const std::uint64_t longest = longest_context(cache, planned.demand, planned.memory);
     return {.scheme = name,
@@ -125,6 +125,7 @@ int plan(const Options& options) {
     planned.shape = read_shape(options);
     planned.demand.weights = options.weights == elsewhere ? 0 : planned.shape.weights;
     planned.demand.batch = options.batch;
+    planned.demand.conversations = options.conversations;
     planned.demand.context =
         options.context.empty() ? planned.shape.context : read_tokens("--context", options.context);
     if (planned.demand.context == 0)
@@ -153,7 +154,7 @@ int plan(const Options& options) {
     if (!options.budget.empty()) {
         const bool named = !options.schemes.empty() && !names.empty();
         planned.budget = budget_of(planned.shape, options.budget,
-                                   named ? names.back() : chosen_scheme(), options.batch);
+                                   named ? names.back() : chosen_scheme(), planned.demand);
     }
     if (!options.model.empty()) planned.advice = advise(planned.shape);
     for (const double bits : options.bits) {
@@ -189,6 +190,9 @@ void add_plan(Command app, int& status) {
     command.option("-c,--context", &options->context,
                    "Tokens of a sequence, as 32768, 32Ki or 1M (default: the model's)");
     command.defaulted("-b,--batch", &options->batch, "Sequences decoded together",
+                      {range(std::uint64_t{1}, std::uint64_t{1000000})});
+    command.defaulted("--parallel", &options->conversations,
+                      "Conversations that share a context, as in llama-server; -np means it, too",
                       {range(std::uint64_t{1}, std::uint64_t{1000000})});
     command.option("--memory", &options->memory,
                    "What all must fit into, as 80GB (default: this machine's)");

@@ -22,15 +22,19 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(Advice, scheme, measured_on, l
 std::string heading(const Planned& planned) {
     const ModelShape& shape = planned.shape;
     const bool latent = std::ranges::any_of(shape.layers, &Shape::latent);
-    std::string text = shape.name + ": " + count(shape.layers.size()) + " layers, " +
-                       span_of(shape.layers, &Shape::kv_heads) + " kv heads of " +
-                       span_of(shape.layers, &Shape::head_dim) +
-                       (latent ? ", whose first " + span_of(shape.layers, &Shape::value_dim) +
-                                     " channels are the values"
-                               : "") +
-                       ", weights " + bytes(planned.shape.weights) + "\n" +
-                       count(planned.demand.context) + " tokens x batch " +
-                       count(planned.demand.batch) + ", memory " + bytes(planned.memory);
+    std::string text =
+        shape.name + ": " + count(shape.layers.size()) + " layers, " +
+        span_of(shape.layers, &Shape::kv_heads) + " kv heads of " +
+        span_of(shape.layers, &Shape::head_dim) +
+        (latent ? ", whose first " + span_of(shape.layers, &Shape::value_dim) +
+                      " channels are the values"
+                : "") +
+        ", weights " + bytes(planned.shape.weights) + "\n" + count(planned.demand.context) +
+        " tokens x batch " + count(planned.demand.batch) +
+        (planned.demand.conversations == 1
+             ? ""
+             : ", shared by " + count(planned.demand.conversations) + " conversations each") +
+        ", memory " + bytes(planned.memory);
     if (planned.bandwidth > 0) text += ", " + fixed(planned.bandwidth / 1e9, 1) + " GB/s";
     return text + "\n";
 }
@@ -105,6 +109,7 @@ std::string json(const Planned& planned) {
         {"weights_bytes", planned.demand.weights},
         {"context", planned.demand.context},
         {"batch", planned.demand.batch},
+        {"conversations", planned.demand.conversations},
         {"memory_bytes", planned.memory},
         {"bandwidth_bytes_per_s", timed ? Json(planned.bandwidth) : Json()},
         {"unfused", planned.unfused},

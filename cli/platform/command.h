@@ -17,9 +17,11 @@ void begin(int& argc, char**& argv);
 
 std::filesystem::path executable_file();  // empty where the system doesn't say
 
-// Physical cores and processors of this machine, and cores that this process may use.
+// Physical cores and processors of this machine, and cores that this process may use: at most as
+// many as its CPU quota has whole processors.
 struct Processors {
     unsigned cores = 1, processors = 1, usable_cores = 1;
+    bool in_quota = false;  // without its quota this process might use more cores
 };
 Processors processors();
 // Processors that other programs keep busy, watched for up to 20 ms; 0 where the system doesn't

@@ -34,6 +34,7 @@
 #include "lowkv_ggml.h"
 #include "platform/command.h"
 #include "platform/system.h"
+#include "run/memory.h"
 #include "run/watcher.h"
 #include "settings.h"
 
@@ -59,13 +60,14 @@ before anything is started. A batch sees itself exactly: with llama-perplexity's
 most of the loss is hidden, hence -ub 32.)";
 
 constexpr double usual_timeout = 600, not_given = -1;  // in s
+constexpr int killed = 128 + 9;                        // exit_status() after SIGKILL
 
 struct Options {
     std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", cache_on, budget;
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = not_given;
-    bool build_plugin = false;
+    bool build_plugin = false, no_trial = false;
     std::vector<std::string> command;
 };
 
@@ -161,6 +163,7 @@ void limit_threads(Program& program) {
     if (!setting_of(program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
     const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
     if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
+    tell_quota();
 }
 
 // How many conversations may share a cache, as the program reckons it: llama-server has four slots.
@@ -264,9 +267,10 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
 
 // The variables by which the plug-in is loaded, and told what to do.
 void set_environment(const Program& program, const Options& options) {
-    const std::string plugin = options.plugin.empty()
-                                   ? plugin_for_program(program.command[0], options.build_plugin)
-                                   : options.plugin;
+    const std::string plugin =
+        options.plugin.empty()
+            ? plugin_for_program(program.command[0], options.build_plugin, !options.no_trial)
+            : options.plugin;
     const std::filesystem::path plugin_path = platform::path_of(plugin);
     if (!std::filesystem::exists(plugin_path)) {
         throw Failure("the plug-in " + plugin +
@@ -305,6 +309,8 @@ int run(Options& options) {
             throw UsageError(found.text());
         check_models(program, options);
         limit_threads(program);
+        if (options.weights_on == "CPU") leave_room_for_weights(program);
+        show_message(size_prompt_cache(program, options.scheme));
     }
     set_environment(program, options);
     const std::string mark = new_mark();
@@ -321,7 +327,8 @@ int run(Options& options) {
     stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status = exit_status(ending.status);
-    if (!demand) return status;
+    if (status == killed) show_message(text_of_kill(name));
+    if (!demand || status == killed) return status;
     std::string problem = watcher.problem(options.partial);
     if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
@@ -359,6 +366,8 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "ggml, see `lowkv plugin`)");
     command.flag("--build-plugin", &options->build_plugin,
                  "Build the plug-in first if none fits the program's ggml");
+    command.flag("--no-trial", &options->no_trial,
+                 "Refuse a ggml that is newer than this lowkv knows, without trying it");
     command.option(
         "--timeout", &options->timeout,
         "Stop the program when it isn't active after so many seconds; 0: never (default: "

@@ -188,8 +188,8 @@ struct Retention {
     friend bool operator==(const Retention&, const Retention&) = default;
 };
 
-// What leaves the window when is said here alone, for every cache and plug-in. What they take at
-// most is reckoned with Retention's own numbers.
+// What leaves the window when, and what is held at most, is said here alone, for every cache and
+// plug-in.
 
 // How many of a sequence's tokens, from its first on, have left its window; with flush=, so many at
 // a time.
@@ -205,6 +205,13 @@ PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_token
                            std::uint64_t tokens) noexcept;
 // The length at which a sequence's first block is packed.
 std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept;
+// The most blocks that conversations have between two steps of one token each, at any length up to
+// `tokens` of all of them together. The last block of each may have but one token.
+struct MostBlocks {
+    std::uint64_t unquantized = 0, packed = 0;
+};
+MostBlocks most_blocks(const Retention& retention, std::uint32_t block_tokens,
+                       std::uint64_t conversations, std::uint64_t tokens) noexcept;
 // Rounds retention.sinks up to whole blocks.
 Retention whole_sinks(Retention retention, std::uint32_t block_tokens) noexcept;
 
@@ -243,6 +250,18 @@ struct Scheme {
 // What a budget of memory packs by before it packs by the scheme: the most bits first. Throws
 // Error(unsupported), with the budget's name, for a scheme that no budget ends with.
 std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name);
+// A block on the ladder that a budget packs by. Rung 0 is unquantized, the last one the scheme's.
+struct LadderBlock {
+    std::uint32_t rung = 0;
+    std::uint32_t conversation = 0;
+    std::uint32_t age = 0;  // among its conversation's, the oldest first
+};
+// Which blocks go down the ladder, a rung at a time, until `held` bytes fit into the budget, or all
+// are on the last rung: those of the highest rung first; of these the oldest of the conversation
+// that has most of them. Blocks of one conversation and age go together. `bytes`: a block's, by
+// rung. Returns the bytes that are held then.
+std::size_t descend(std::span<LadderBlock> blocks, std::span<const std::size_t> bytes,
+                    std::size_t held, std::size_t budget);
 // A number, its prefix applied: k or K, M, G, T of 1000, Ki, Mi, Gi, Ti of 1024.
 struct Quantity {
     double value = 0;

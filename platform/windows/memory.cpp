@@ -54,6 +54,10 @@ std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcep
     return {pages, last - first};
 }
 
+// Committed pages can't be given back and still be read.
+void release_zeros(std::byte* /*memory*/, std::size_t /*bytes*/) noexcept {}
+const bool releases_zeros = false;
+
 // The word's own address: std::atomic adds nothing to it.
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 

@@ -13,6 +13,7 @@
 #include "host.h"
 #include "lowkv/error.h"
 #include "lowkv/executor_openmp.h"
+#include "platform/memory.h"
 #include "report.h"
 #include "row_mark.h"
 #include "unit_codes.h"
@@ -110,6 +111,8 @@ void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::siz
         std::memset(out + i * bytes + count, 0, bytes - count);
     }
     read_numbers(rows);
+    // A host that keeps states in memory keeps their codes alone resident.
+    platform::release_zeros(out, rows * bytes);
 }
 
 // The keys with the marks were saved before it was known which cells are: their codes are with the

@@ -33,7 +33,8 @@ GGML_BACKEND_API std::size_t lowkv_stats_json(char* out, std::size_t size);
 const char* lowkv_ggml_version(void) { return LOWKV_GGML_VERSION; }
 
 const char* lowkv_misfit(void) {
-    static const std::string problem = lowkv::ggml::misfit();
+    static thread_local std::string problem;
+    problem = lowkv::ggml::misfit();
     return problem.c_str();
 }
 

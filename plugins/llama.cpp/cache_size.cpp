@@ -72,20 +72,24 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
 
 }  // namespace
 
+// Tokens that are taken back, or that conversations share, leave units that are not full: one more
+// is counted for each unquantized block.
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
-                         std::uint32_t channels, std::size_t cells, std::size_t conversations) {
+                         std::uint32_t channels, std::size_t cells, std::size_t conversations,
+                         std::size_t open) {
     const LayerScheme& codecs = scheme.layer(layer);
     const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
-    const std::size_t tokens = block_tokens(codecs);
-    const auto blocks_of = [&](std::size_t count) { return (count + tokens - 1) / tokens; };
-    const std::size_t blocks = blocks_of(cells);
-    const Retention& keep = scheme.retention;
-    // The last one is that of the newest token, which is not full yet.
-    const std::size_t exact_blocks =
-        blocks_of(keep.sinks) + blocks_of(std::size_t{keep.window} + keep.flush) + 1;
-    return blocks * packed + std::min(blocks, conversations * exact_blocks) * sizes.exact;
+    // Units are as long as the longest block of any layer.
+    std::size_t unit = block_tokens(scheme.base);
+    for (const LayerOverride& its : scheme.overrides)
+        unit = std::max<std::size_t>(unit, block_tokens(its.scheme));
+    const MostBlocks most =
+        most_blocks(scheme.retention, static_cast<std::uint32_t>(unit), conversations, cells);
+    const std::size_t exact = std::min<std::size_t>(most.unquantized, (cells + unit - 1) / unit);
+    return unit / block_tokens(codecs) *
+           ((most.unquantized + most.packed) * packed + (exact + open) * sizes.exact);
 }
 
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
@@ -96,9 +100,10 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     if (setting.scheme.layer(layer).exact()) return nominal;
     // A conversation each, where there are several streams.
     const std::size_t conversations = tensor.ne[2] > 1 ? 1 : setting.conversations;
+    const std::size_t open = setting.budget > 0 ? 0 : std::min(conversations, most_open_units);
     const std::size_t per_stream =
         packed_bytes(setting.scheme, layer, name->part, static_cast<std::uint32_t>(tensor.ne[0]),
-                     static_cast<std::size_t>(tensor.ne[1]), conversations);
+                     static_cast<std::size_t>(tensor.ne[1]), conversations, open);
     if (per_stream == 0) return nominal;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }

@@ -14,9 +14,11 @@ struct ggml_tensor;
 namespace lowkv::ggml {
 
 // Bytes that the keys or values of a layer take once they are packed, at most: of conversations
-// that share so many cells, the exact window of each included. 0: no head size fits.
+// that share so many cells, the exact window of each included, and `open` units that shifts keep
+// unquantized (layer_shift.cpp). 0: no head size fits.
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
-                         std::uint32_t channels, std::size_t cells, std::size_t conversations = 1);
+                         std::uint32_t channels, std::size_t cells, std::size_t conversations,
+                         std::size_t open = 0);
 
 // Bytes that a tensor takes once it is packed, the exact window included; the nominal size for what
 // is not packed, as far as the tensor tells.

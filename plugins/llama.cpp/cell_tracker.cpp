@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <unordered_map>
 #include <utility>
 
@@ -296,59 +295,36 @@ std::size_t CellTracker::held_bytes() const noexcept {
     return held;
 }
 
-// What a group's next state counts as: 0 for rows that are exact and ready, then by tier.
-std::size_t CellTracker::state_of(const CellGroup& group) const noexcept {
-    if (group.live == 0) return budget_.unit.size();
-    if (group.unit != no_cell) return std::size_t{1} + groups_.tier(group.unit);
-    return is_ready(group) ? 0 : budget_.unit.size();
-}
-
-std::vector<std::uint32_t> CellTracker::next_to_shrink() const {
-    std::size_t finest = budget_.unit.size();
-    std::vector<std::uint32_t> found;
-    for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
-        const std::size_t state = state_of(groups_.group(g));
-        if (state > finest || state == budget_.unit.size()) continue;
-        if (state < finest) found.clear();
-        finest = state;
-        found.push_back(g);
-    }
-    const auto of = [&](std::uint32_t g) -> const CellGroup& { return groups_.group(g); };
-    if (finest == 0) {
-        // Those written longest ago: their cells lie side by side, so that memory comes free.
-        std::ranges::sort(found, {}, [&](auto g) { return std::pair(of(g).last_write, g); });
-        return found;
-    }
-    // By turns of the histories, those that have most first, oldest groups first.
-    std::unordered_map<std::uint32_t, std::size_t> size;
-    for (const std::uint32_t g : found) ++size[of(g).history];
-    std::ranges::sort(found, {},
-                      [&](auto g) { return std::pair(of(g).history, of(g).first_rank); });
-    std::vector<std::pair<std::size_t, std::uint32_t>> order;  // what its history has by then
-    for (const std::uint32_t g : found) order.emplace_back(size[of(g).history]--, g);
-    std::ranges::stable_sort(order, std::greater{}, [](const auto& item) { return item.first; });
-    std::ranges::transform(order, found.begin(), [](const auto& item) { return item.second; });
-    return found;
-}
-
 void CellTracker::make_room() {
-    bool any = false;
+    std::vector<std::size_t> bytes{budget_.exact_block};
+    bytes.insert(bytes.end(), budget_.unit.begin(), budget_.unit.end());
+    bool any = false, goes_on = true;
     std::size_t held = held_bytes();
-    while (held > budget_.limit) {
-        const std::vector<std::uint32_t> groups = next_to_shrink();
-        if (groups.empty()) break;
-        for (const std::uint32_t group : groups) {
-            if (held <= budget_.limit) return;
-            const std::uint32_t unit = groups_.group(group).unit;
-            if (unit == no_cell) {
-                pack(group, any);
-                held = held_bytes();
-            } else {
-                held += budget_.unit[groups_.tier(unit) + 1u];
-                held -= budget_.unit[groups_.tier(unit)];
-                groups_.coarsen(unit);
-            }
+    // Rows of a group may lie in several blocks: what packing it frees shows afterwards.
+    while (held > budget_.limit && goes_on) {
+        std::vector<std::uint32_t> numbers;
+        std::vector<LadderBlock> ladder;
+        for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
+            const CellGroup& group = groups_.group(g);
+            const bool packed = group.live > 0 && group.unit != no_cell;
+            if (!packed && !is_ready(group)) continue;
+            numbers.push_back(g);
+            ladder.push_back(
+                {packed ? 1u + groups_.tier(group.unit) : 0u, group.history, group.first_rank});
         }
+        descend(ladder, bytes, held, budget_.limit);
+        goes_on = false;
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+            const CellGroup& group = groups_.group(numbers[i]);
+            if (ladder[i].rung == 0) continue;
+            if (group.unit == no_cell) {
+                pack(numbers[i], any);
+                goes_on = true;
+            }
+            for (; ladder[i].rung > 1u + groups_.tier(group.unit); goes_on = true)
+                groups_.coarsen(group.unit);
+        }
+        held = held_bytes();
     }
     // A step's own rows are in its window.
     const std::size_t slack = (previous_.size() / groups_.block() + 2) * budget_.exact_block;

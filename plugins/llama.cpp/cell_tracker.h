@@ -137,10 +137,6 @@ class CellTracker {
         return budget_.unit.empty() ? 0 : budget_.unit.size() - 1;
     }
     void make_room();
-    std::size_t state_of(const CellGroup& group) const noexcept;
-    // The groups to be packed, or packed once more, in this order: all that are in the finest
-    // state. None: all are as coarse as can be.
-    std::vector<std::uint32_t> next_to_shrink() const;
     bool is_ready(const CellGroup& group) const noexcept;
     const Layout& newest_layout();
 };

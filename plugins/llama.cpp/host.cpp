@@ -4,15 +4,13 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "lowkv_ggml.h"
 #include "platform/system.h"
+#include "tried.h"
 
 #ifndef LOWKV_GGML_VERSION
 #error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"
@@ -25,23 +23,15 @@ namespace lowkv::ggml {
 
 namespace {
 
-// "0.25.3" -> {0, 25, 3}
-std::array<int, 3> numbers(const char* version) {
-    std::array<int, 3> out{};
-    std::sscanf(version, "%d.%d.%d", &out[0], &out[1], &out[2]);
-    return out;
-}
-
 std::atomic<unsigned> threads_of_host{0};  // 0: it has not said
-
-// An address in the program's ggml. A function's own may be of a stub here.
-const void* in_ggml() { return ggml_version(); }
 
 }  // namespace
 
 int host_api() noexcept {
-    return platform::symbol_beside(in_ggml(), "ggml_backend_buft_alloc_buffer_n") == nullptr ? 2
-                                                                                             : 3;
+    // ggml_version()'s text: a function's own address may be of a stub here.
+    return platform::symbol_beside(ggml_version(), "ggml_backend_buft_alloc_buffer_n") == nullptr
+               ? 2
+               : 3;
 }
 
 ServedVersions served_versions() { return {LOWKV_GGML_OLDEST, LOWKV_GGML_VERSION}; }
@@ -54,9 +44,10 @@ std::string misfit() {
     const std::array<int, 3> host = numbers(ggml_version());
     if (host < numbers(LOWKV_GGML_OLDEST))
         return mine + ", but this program has ggml " + ggml_version() + ": take a newer llama.cpp";
-    if (numbers(LOWKV_GGML_VERSION) < host)
+    if (is_newer_than_known(ggml_version()) && !was_tried())
         return mine + ", but this program has ggml " + ggml_version() +
-               ": take a newer lowkv, or build a plug-in for your llama.cpp with `lowkv plugin "
+               ": start it by `lowkv run`, which tries whether that fits; or take a newer lowkv, "
+               "or build a plug-in for your llama.cpp with `lowkv plugin "
                "--for TREE`";
     constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
     if (ggml_tensor_overhead() != object + sizeof(ggml_tensor))
@@ -68,8 +59,7 @@ std::string misfit() {
 // With NDEBUG nothing in that library names a C library's function for a failed assertion.
 bool host_asserts() {
     static const bool found = [] {
-        std::ifstream file(platform::path_of(platform::file_of(in_ggml())), std::ios::binary);
-        const std::string library{std::istreambuf_iterator<char>(file), {}};
+        const std::string library = text_of(ggml_library());
         for (const char* name : {"__assert_fail", "__assert_rtn", "_wassert"})
             if (library.find(name) != std::string::npos) return true;
         return false;

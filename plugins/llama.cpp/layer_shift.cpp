@@ -8,12 +8,6 @@
 #include "lowkv/format.h"
 
 namespace lowkv::ggml {
-namespace {
-
-// Of a stream: as many sequences may be shifted by turns.
-constexpr std::size_t most_open = 4;
-
-}  // namespace
 
 // A shift by another RoPE than the last one's can't be added to it. An exact scheme's rows are
 // rounded as stock llama.cpp rounds them, and keys from before RoPE know their positions.
@@ -61,7 +55,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
 void LayerCache::keep_open(StreamState& s, std::uint32_t unit) const {
     std::erase(s.open, unit);
     if (plans().size() == 1) s.open.push_back(unit);
-    if (s.open.size() <= most_open) return;
+    if (s.open.size() <= most_open_units) return;
     s.open.erase(s.open.begin());
     s.rewritten = true;
 }

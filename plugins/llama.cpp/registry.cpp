@@ -2,6 +2,7 @@
 
 #include "registry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -11,6 +12,7 @@
 #include "devices.h"
 #include "host.h"
 #include "live_buffers.h"
+#include "platform/group_limits.h"
 #include "platform/system.h"
 #include "report.h"
 #include "settings.h"
@@ -31,11 +33,15 @@ ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_D
 const char* device_name(ggml_backend_dev_t) { return name; }
 const char* device_description(ggml_backend_dev_t) { return description(); }
 
-// The host's, wherever the cache is: a small number would make llama.cpp's --fit move it back.
+// The host's, wherever the cache is: a small number would make llama.cpp's --fit move it back. In a
+// container what that leaves of it, so that --fit plans for the container.
 void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
     *free = *total = 0;
     if (ggml_backend_dev_t cpu = cpu_device(); cpu != nullptr)
         ggml_backend_dev_memory(cpu, free, total);
+    const platform::GroupLimits limits = platform::group_limits();
+    *free = std::min<std::size_t>(*free, limits.free_memory);
+    *total = std::min<std::size_t>(*total, limits.memory);
 }
 
 // Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.

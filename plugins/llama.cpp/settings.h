@@ -16,6 +16,10 @@ struct Calibration;  // lowkv/calibration.h
 
 namespace lowkv::ggml {
 
+// Units of a stream that stay unquantized after shifts (layer_shift.cpp): as many conversations may
+// be shifted by turns.
+inline constexpr std::size_t most_open_units = 4;
+
 struct Setting {
     std::string text;       // canonical text of the scheme, or "delegate"
     bool delegate = false;  // plain f16 and stock CPU kernels

@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from lowkv import heap, rows_attention, saturation
-from lowkv._core import Batch, Error, Plan, Scheme, Store, read_image
+from lowkv._core import Batch, Error, Plan, Retention, Scheme, Store, read_image
 from lowkv.budget import Budget
 from lowkv.rows_attention import MASK, attend_to_rows, sequences_at_a_time, wants_decoded
 from lowkv.tripwire import Rows
@@ -280,7 +280,7 @@ class Layer(CacheLayerMixin):
 
     def _unquantized_bytes(self, window: int) -> int:
         """What a layer like this one holds of a sliding window at most, if none of it is packed."""
-        blocks = (window + self._slack) // self._plan.block_tokens + 2
+        blocks = Retention(window + self._slack, 0, 0).most_unquantized_blocks(self._plan.block_tokens)
         return blocks * self._plan.exact_bytes * self.batch_size
 
     def full(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,7 +82,13 @@ void bind_scheme(nb::module_& m) {
             "The newest and the first tokens that stay exact; how many leave the window at a time, "
             "0 for block by block.")
         .def_ro("window", &Retention::window)
-        .def_ro("sinks", &Retention::sinks);
+        .def_ro("sinks", &Retention::sinks)
+        .def(
+            "most_unquantized_blocks",
+            [](const Retention& r, std::uint32_t block_tokens) {
+                return most_blocks(r, block_tokens, 1, std::uint64_t{1} << 40).unquantized;
+            },
+            "block_tokens"_a, "Of one sequence, at any length.");
     nb::class_<Scheme>(m, "Scheme", "What is stored; see parse_scheme().")
         .def("retention", &retention_of, "layer"_a, "sliding"_a,
              "Of one layer; sliding: it has a sliding window.")

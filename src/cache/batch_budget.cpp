@@ -7,22 +7,20 @@
 
 namespace lowkv {
 
-// A block goes down the ladder: exact, packed by each finer plan, packed by plan(). Blocks of the
-// highest rung go first, the oldest of them first.
 void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& executor) {
-    const BatchBytes bytes = this->bytes();
-    std::size_t held = bytes.exact + bytes.packed;
-    if (held <= budget) return;
+    const BatchBytes now = bytes();
+    if (now.exact + now.packed <= budget) return;
     const std::uint32_t tokens = plan().block_tokens();
-    const std::size_t last = last_rung();
+    std::vector<std::size_t> rung_bytes{plan().exact_bytes()};
+    for (const auto& rung : sequences_.front().ladder()) rung_bytes.push_back(rung->packed_bytes());
     // A block that may be packed, or packed with fewer bits, and the sequences that share it.
     struct Item {
         std::uint32_t number;
         const std::byte* block;
-        std::size_t rung, then;
         std::vector<std::size_t> holders;
     };
     std::vector<Item> items;
+    std::vector<LadderBlock> ladder;  // of the items: all sequences' blocks of an age together
     std::uint32_t end = state_.packed_end / tokens;
     for (const Due& entry : due) end = std::max(end, entry.end);
     end = std::min(end, state_.tokens / tokens);  // packed_end may lie behind, where none is
@@ -30,37 +28,30 @@ void Batch::pack_within(std::size_t budget, std::span<const Due> due, Executor& 
         const auto begin = static_cast<std::ptrdiff_t>(items.size());
         for (std::size_t s = 0; s < size(); ++s) {
             const std::byte* block = sequences_[s].view(b).keys;
-            const std::size_t rung = sequences_[s].rung(b);
+            const std::uint32_t rung = sequences_[s].rung(b);
             if (rung == 0 && !due[s].has(b)) continue;
             auto found = std::find_if(items.begin() + begin, items.end(),
                                       [&](const Item& item) { return item.block == block; });
             if (found == items.end()) {
-                found = items.insert(items.end(), {b, block, rung, rung, {}});
+                found = items.insert(items.end(), {b, block, {}});
+                ladder.push_back({rung, 0, b});
             }
             found->holders.push_back(s);
         }
     }
-    // All sequences' blocks of one age go down together.
-    for (std::size_t rung = 0; rung < last; ++rung) {
-        for (std::size_t i = 0; i < items.size(); ++i) {
-            const bool older = i == 0 || items[i].number != items[i - 1].number;
-            if (older && held <= budget) break;
-            if (items[i].then != rung) continue;
-            held -= cost(rung) - cost(rung + 1);
-            ++items[i].then;
-        }
-    }
+    const std::vector<LadderBlock> before = ladder;
+    descend(ladder, rung_bytes, now.exact + now.packed, budget);
     // From the oldest on, so that packed tokens stay side by side if a rung fails.
-    for (std::size_t rung = last; rung > 0; --rung) {
+    for (std::uint8_t rung = last_rung(); rung > 0; --rung) {
         std::vector<Blocks::Packing> places;
         std::uint32_t packed_end = state_.packed_end;
-        for (const Item& item : items) {
-            if (item.then != rung || item.rung == rung) continue;
-            for (const std::size_t s : item.holders) places.push_back(packing(s, item.number));
-            packed_end = std::max(packed_end, (item.number + 1) * tokens);
+        for (std::size_t i = 0; i < items.size(); ++i) {
+            if (ladder[i].rung != rung || before[i].rung == rung) continue;
+            for (const std::size_t s : items[i].holders)
+                places.push_back(packing(s, items[i].number));
+            packed_end = std::max(packed_end, (items[i].number + 1) * tokens);
         }
-        Blocks::pack(std::move(places), {.rung = static_cast<std::uint8_t>(rung), .apart = true},
-                     executor);
+        Blocks::pack(std::move(places), {.rung = rung, .apart = true}, executor);
         state_.packed_end = packed_end;
     }
 }

@@ -1,7 +1,9 @@
 // What a budget of memory is given as, and what tokens are packed by as it fills.
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,6 +37,36 @@ std::size_t parse_size(std::string_view text, std::string_view name) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + "=" + std::string(text) +
                     " is no size: say 24MiB, 1.5GiB, 16GB or 2000000000");
+}
+
+std::size_t descend(std::span<LadderBlock> blocks, std::span<const std::size_t> bytes,
+                    std::size_t held, std::size_t budget) {
+    struct Turn {
+        LadderBlock* block;
+        std::size_t left;  // ages of its conversation on the rung, from its own on
+    };
+    std::vector<Turn> turns;
+    for (std::uint32_t rung = 0; rung + 1 < bytes.size() && held > budget; ++rung) {
+        turns.clear();
+        for (LadderBlock& block : blocks)
+            if (block.rung == rung) turns.push_back({&block, 1});
+        const auto alike = [](const Turn& a, const Turn& b) {
+            return a.block->conversation == b.block->conversation && a.block->age == b.block->age;
+        };
+        std::ranges::sort(turns, std::ranges::greater{}, [](const Turn& turn) {
+            return std::pair(turn.block->conversation, turn.block->age);
+        });
+        for (std::size_t i = 1; i < turns.size(); ++i)
+            if (turns[i].block->conversation == turns[i - 1].block->conversation)
+                turns[i].left = turns[i - 1].left + (alike(turns[i], turns[i - 1]) ? 0 : 1);
+        std::ranges::stable_sort(turns, std::ranges::greater{}, &Turn::left);
+        for (std::size_t i = 0; i < turns.size(); ++i) {
+            if (held <= budget && (i == 0 || !alike(turns[i], turns[i - 1]))) break;
+            held = held - bytes[rung] + bytes[rung + 1];
+            ++turns[i].block->rung;
+        }
+    }
+    return held;
 }
 
 std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name) {

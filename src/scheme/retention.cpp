@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "lowkv/scheme.h"
 #include "round.h"
@@ -23,6 +24,22 @@ PackedTokens packed_tokens(const Retention& retention, std::uint32_t block_token
     const std::uint64_t first = whole_sinks(retention, block_tokens).sinks;
     const std::uint64_t left = left_window(retention, tokens);
     return {first, std::max(first, left - left % block_tokens)};
+}
+
+// With flush, the tokens that have not left the window begin with a multiple of it: in their block
+// with a multiple of what divides both.
+MostBlocks most_blocks(const Retention& retention, std::uint32_t block_tokens,
+                       std::uint64_t conversations, std::uint64_t tokens) noexcept {
+    conversations = std::min(conversations, tokens);
+    if (conversations == 0) return {};
+    const std::uint64_t every = std::max(retention.flush, 1u);
+    const std::uint64_t each = ceil_div<std::uint64_t>(retention.sinks, block_tokens) +
+                               (retention.window + every - 1 + block_tokens -
+                                std::gcd(every, block_tokens) + block_tokens - 1) /
+                                   block_tokens;
+    const std::uint64_t blocks = (tokens - conversations) / block_tokens + conversations;
+    const std::uint64_t unquantized = each > blocks / conversations ? blocks : each * conversations;
+    return {unquantized, blocks - unquantized};
 }
 
 std::uint64_t first_packed_length(const Retention& retention, std::uint32_t block_tokens) noexcept {

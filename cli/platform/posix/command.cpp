@@ -18,6 +18,7 @@
 
 #include "common/machine.h"
 #include "common/process.h"
+#include "platform/group_limits.h"
 
 namespace lowkv::cli {
 
@@ -110,6 +111,9 @@ Processors processors() {
         here.usable_cores =
             cores_of([&](long number) { return CPU_ISSET_S(number, sizeof set, set.data()) != 0; });
 #endif
+    const unsigned quota = platform::group_limits().processors;
+    here.in_quota = quota < here.usable_cores;
+    if (here.in_quota) here.usable_cores = quota;
     return here;
 }
 
@@ -133,11 +137,15 @@ std::string processor_name() {
 }
 
 std::size_t system_memory() {
-    return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-           static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t all = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+                            static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return std::min(all, platform::group_limits().memory);
 }
 
-std::size_t available_memory() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
+std::size_t available_memory() {
+    return std::min(proc_bytes("/proc/meminfo", "MemAvailable:"),
+                    platform::group_limits().free_memory);
+}
 
 bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from vllm.logger import init_logger
@@ -99,7 +98,7 @@ class Worker(CPUWorker):
         many pages that have ended or begin a request. Those of a long prompt's step come on top, in one layer at a
         time."""
         scheme, tokens = settings.used(), self.cache_config.block_size
-        pages = 2 + math.ceil(scheme.retention(0, False).window / tokens)
+        pages = 1 + scheme.retention(0, True).most_unquantized_blocks(tokens)  # sinks lie apart
         # An exact scheme's pages are vLLM's alone.
         rows = sum(size for layer, size in self._stock_bytes().items() if not scheme.exact(layer))
         return self.scheduler_config.max_num_seqs * pages * tokens * rows
