@@ -197,7 +197,6 @@ class Batch {
     std::uint8_t last_rung() const noexcept {
         return static_cast<std::uint8_t>(sequences_.front().ladder().size());
     }
-    std::size_t cost(std::size_t rung) const noexcept;  // of a block, in bytes
     Blocks::Packing packing(std::size_t sequence, std::uint32_t block) noexcept {
         return {&sequences_[sequence], block, Blocks::newest, &state_.queries[sequence]};
     }
@@ -250,12 +249,14 @@ class Sequence {
     void update_query_stats(const QueryRows& queries) { batch_.update_query_stats(0, queries); }
     bool wants_queries() const noexcept { return batch_.wants_queries(); }
 
-    // A token's row as floats, decoded if packed: that costs the decoding of its block.
-    void read_key(std::uint32_t token, float* row) const { read_row(Part::keys, token, row); }
-    void read_value(std::uint32_t token, float* row) const { read_row(Part::values, token, row); }
     // Tokens [first, first + count), as Batch::read().
     void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
               Executor& executor = serial_executor()) const;
+    // The same as floats, side by side. Null: not that part.
+    void read(std::uint32_t first, std::uint32_t count, float* keys, float* values,
+              Executor& executor = serial_executor()) const;
+    void read_key(std::uint32_t token, float* row) const { read(token, 1, row, nullptr); }
+    void read_value(std::uint32_t token, float* row) const { read(token, 1, nullptr, row); }
     std::int32_t position(std::uint32_t token) const noexcept { return table().position(token); }
 
     // Packs every block that has left the window, for all forks that share it, unless a step is
@@ -289,7 +290,6 @@ class Sequence {
   private:
     explicit Sequence(Batch batch) : batch_(std::move(batch)) {}
     const Blocks& table() const noexcept { return batch_.sequences_.front(); }
-    void read_row(Part part, std::uint32_t token, float* row) const;
 
     Batch batch_;
     friend std::vector<std::byte> save_sequence(const Sequence&);

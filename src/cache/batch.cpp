@@ -58,10 +58,6 @@ BatchBytes Batch::bytes() const {
     return bytes;
 }
 
-std::size_t Batch::cost(std::size_t rung) const noexcept {
-    return rung > 0 ? sequences_.front().ladder()[rung - 1]->packed_bytes() : plan().exact_bytes();
-}
-
 std::uint32_t Batch::exact_tokens() const {
     std::uint32_t most = 0;
     for (const Blocks& sequence : sequences_) {
