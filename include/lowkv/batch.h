@@ -192,7 +192,7 @@ class Batch {
     Batch(const std::shared_ptr<Store>& store, Blocks::Ladder ladder, const Retention& retention,
           std::uint32_t sequences);
 
-    Batch(const Batch& other);
+    explicit Batch(const Batch&) = default;
 
     std::uint8_t last_rung() const noexcept {
         return static_cast<std::uint8_t>(sequences_.front().ladder().size());
@@ -208,11 +208,7 @@ class Batch {
     void add_pieces(const Blocks& sequence, std::span<const BlockView> views,
                     std::vector<AttentionPiece>& pieces) const;
 
-    // An image's tokens: unquantized sinks, packed ones, unquantized ones.
-    struct Order {
-        std::uint32_t first, packed_first, packed_end;
-    };
-    static Order order_of(const ImageHeader& header, const Plan& plan, const Retention& retention);
+    static State order_of(const ImageHeader& header, const Plan& plan, const Retention& retention);
     static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
                       const std::shared_ptr<const Plan>& plan, const Retention& retention,
                       bool several);
@@ -232,6 +228,9 @@ class Sequence {
     // Throws as Batch does.
     Sequence(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              const Retention& retention);
+    explicit Sequence(const Sequence&) = default;  // fork()
+    Sequence(Sequence&&) noexcept = default;
+    Sequence& operator=(Sequence&&) noexcept = default;
 
     const Plan& plan() const noexcept { return batch_.plan(); }
     Device& device() const noexcept { return batch_.device(); }
@@ -269,7 +268,7 @@ class Sequence {
     void rearrange(std::uint32_t first, std::span<const std::uint32_t> order,
                    Executor& executor = serial_executor());
 
-    Sequence fork() const { return Sequence(batch_.fork()); }
+    Sequence fork() const { return Sequence(*this); }
     // Keeps the first `size` tokens. A packed block that is cut in two is decoded, as
     // Batch::truncate() does.
     void truncate(std::uint32_t size) { batch_.truncate(size); }

@@ -211,11 +211,6 @@ void Batch::select(std::span<const std::uint32_t> rows) {
     state_.queries = std::move(queries);
 }
 
-Batch::Batch(const Batch& other) : retention_(other.retention_), state_(other.state_) {
-    sequences_.reserve(other.sequences_.size());
-    for (const Blocks& sequence : other.sequences_) sequences_.push_back(sequence.fork());
-}
-
 void Batch::truncate(std::uint32_t tokens) {
     if (tokens < state_.first)
         refuse("can't go back to " + std::to_string(tokens) + " tokens: those before " +

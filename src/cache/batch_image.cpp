@@ -111,8 +111,9 @@ void save_span(std::span<const Blocks> sequences, const ImageSpan& span, const I
 
 }  // namespace
 
-// Checks that the spans are what a sequence has that was appended to and packed in order.
-Batch::Order Batch::order_of(const ImageHeader& header, const Plan& plan,
+// Of a batch before it takes the image's rows. Checks that the spans are what a sequence has that
+// was appended to and packed in order.
+Batch::State Batch::order_of(const ImageHeader& header, const Plan& plan,
                              const Retention& retention) {
     const std::uint32_t tokens = plan.block_tokens();
     const std::uint32_t sinks = whole_sinks(retention, tokens).sinks;
@@ -122,7 +123,7 @@ Batch::Order Batch::order_of(const ImageHeader& header, const Plan& plan,
     // What was cut off before the first token is no whole block, and stays unquantized, as sinks
     // do.
     const std::uint32_t unpacked = first < sinks ? sinks : round_up(first, tokens);
-    Order order{first, unpacked, unpacked};
+    State order{first, first, unpacked, unpacked, 0, {}, {}};
     for (const ImageSpan& span : header.spans) {
         if (!span.packed) continue;
         if (order.packed_first < order.packed_end)
@@ -183,7 +184,7 @@ Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>
     const ImageHeader header = read_image(image);
     check_image(header, image_identity(*plan, retention));
     const ImageLayout layout = lay_out(header);
-    const Order order = order_of(header, *plan, retention);
+    State order = order_of(header, *plan, retention);
     if (!several && (header.batch != 1 || order.first != 0))
         refuse(loading, "a batch of " + std::to_string(header.batch) + " from token " +
                             std::to_string(order.first) + " on; a Sequence is one from token 0 on");
@@ -204,11 +205,10 @@ Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>
         impl.check_budget(bytes, 0);
     }
     Batch batch(store, Blocks::Ladder{plan}, retention, header.batch);
-    batch.state_.tokens = batch.state_.first = order.first;
+    order.queries = std::move(batch.state_.queries);
+    batch.state_ = std::move(order);
     for (std::size_t i = 0; i < header.spans.size(); ++i)
         batch.load_span(header.spans[i], layout.parts[i], image.data());
-    batch.state_.packed_first = order.packed_first;
-    batch.state_.packed_end = order.packed_end;
     batch.truncate(header.tokens);  // may cut the last packed block
     const std::size_t channels = plan->shape().channels();
     for (std::size_t s = 0; header.queries && s < header.batch; ++s)

@@ -45,7 +45,8 @@ void Sequence::read(std::uint32_t first, std::uint32_t count, float* keys, float
     for (const int part : {0, 1})
         if (out[part] != nullptr)
             cache::convert(plan().kernels(), plan().rows(), held[part].data(), RowType::f32,
-                       reinterpret_cast<std::byte*>(out[part]), tokens * rows[part].token_stride);
+                           reinterpret_cast<std::byte*>(out[part]),
+                           tokens * rows[part].token_stride);
 }
 
 void Sequence::read(std::uint32_t first, std::uint32_t count, const RowsOut& keys,
