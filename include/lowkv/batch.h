@@ -208,10 +208,8 @@ class Batch {
     void add_pieces(const Blocks& sequence, std::span<const BlockView> views,
                     std::vector<AttentionPiece>& pieces) const;
 
-    static State order_of(const ImageHeader& header, const Plan& plan, const Retention& retention);
-    static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
-                      const std::shared_ptr<const Plan>& plan, const Retention& retention,
-                      bool several);
+    State order_of(const ImageHeader& header) const;
+    Batch load(std::span<const std::byte> image, bool several) const;
     void load_span(const ImageSpan& span, const ImagePart& part, const std::byte* image);
 
     std::vector<Blocks> sequences_;
