@@ -245,7 +245,7 @@ TEST_CASE("a header without rows allocates nothing by its counts") {
                                                               {1 << 16, Blocks::max_cells - 200},
                                                               {1 << 16, 1},
                                                               {4000000000u, 1},
-                                                              {5000, 100},
+                                                              {10000, 100},
                                                               {0x80000000u, 0}};
     for (const auto& [batch, tokens] : counts) {
         header.batch = batch;

@@ -29,21 +29,6 @@ FilteredSequence::FilteredSequence(std::shared_ptr<Store> store, std::shared_ptr
       rule_(rule ? std::move(rule) : make_rule(retention.filter)),
       sequence_(std::move(store), std::move(plan), unfiltered(retention)) {}
 
-FilteredSequence::FilteredSequence(const FilteredSequence& other, Sequence sequence)
-    : retention_(other.retention_),
-      rule_(other.rule_),
-      sequence_(std::move(sequence)),
-      size_(other.size_),
-      decided_(other.decided_),
-      tail_(other.tail_),
-      kept_in_tail_(other.kept_in_tail_),
-      judged_(other.judged_),
-      due_(other.due_),
-      mass_(other.mass_),
-      queries_(other.queries_) {}
-
-FilteredSequence FilteredSequence::fork() const { return {*this, sequence_.fork()}; }
-
 std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
     if (cell < decided_.size()) return decided_[cell];
     return first_undecided() + cell - static_cast<std::uint32_t>(decided_.size());

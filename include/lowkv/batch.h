@@ -192,12 +192,11 @@ class Batch {
     Batch(const std::shared_ptr<Store>& store, Blocks::Ladder ladder, const Retention& retention,
           std::uint32_t sequences);
 
-    Batch(const Batch& other);
+    explicit Batch(const Batch&) = default;
 
     std::uint8_t last_rung() const noexcept {
         return static_cast<std::uint8_t>(sequences_.front().ladder().size());
     }
-    std::size_t cost(std::size_t rung) const noexcept;  // of a block, in bytes
     Blocks::Packing packing(std::size_t sequence, std::uint32_t block) noexcept {
         return {&sequences_[sequence], block, Blocks::newest, &state_.queries[sequence]};
     }
@@ -209,14 +208,8 @@ class Batch {
     void add_pieces(const Blocks& sequence, std::span<const BlockView> views,
                     std::vector<AttentionPiece>& pieces) const;
 
-    // An image's tokens: unquantized sinks, packed ones, unquantized ones.
-    struct Order {
-        std::uint32_t first, packed_first, packed_end;
-    };
-    static Order order_of(const ImageHeader& header, const Plan& plan, const Retention& retention);
-    static Batch load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
-                      const std::shared_ptr<const Plan>& plan, const Retention& retention,
-                      bool several);
+    State order_of(const ImageHeader& header) const;
+    Batch load(std::span<const std::byte> image, bool several) const;
     void load_span(const ImageSpan& span, const ImagePart& part, const std::byte* image);
 
     std::vector<Blocks> sequences_;
@@ -233,6 +226,9 @@ class Sequence {
     // Throws as Batch does.
     Sequence(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              const Retention& retention);
+    explicit Sequence(const Sequence&) = default;  // fork()
+    Sequence(Sequence&&) noexcept = default;
+    Sequence& operator=(Sequence&&) noexcept = default;
 
     const Plan& plan() const noexcept { return batch_.plan(); }
     Device& device() const noexcept { return batch_.device(); }
@@ -250,12 +246,14 @@ class Sequence {
     void update_query_stats(const QueryRows& queries) { batch_.update_query_stats(0, queries); }
     bool wants_queries() const noexcept { return batch_.wants_queries(); }
 
-    // A token's row as floats, decoded if packed: that costs the decoding of its block.
-    void read_key(std::uint32_t token, float* row) const { read_row(Part::keys, token, row); }
-    void read_value(std::uint32_t token, float* row) const { read_row(Part::values, token, row); }
     // Tokens [first, first + count), as Batch::read().
     void read(std::uint32_t first, std::uint32_t count, const RowsOut& keys, const RowsOut& values,
               Executor& executor = serial_executor()) const;
+    // The same as floats, side by side. Null: not that part.
+    void read(std::uint32_t first, std::uint32_t count, float* keys, float* values,
+              Executor& executor = serial_executor()) const;
+    void read_key(std::uint32_t token, float* row) const { read(token, 1, row, nullptr); }
+    void read_value(std::uint32_t token, float* row) const { read(token, 1, nullptr, row); }
     std::int32_t position(std::uint32_t token) const noexcept { return table().position(token); }
 
     // Packs every block that has left the window, for all forks that share it, unless a step is
@@ -268,7 +266,7 @@ class Sequence {
     void rearrange(std::uint32_t first, std::span<const std::uint32_t> order,
                    Executor& executor = serial_executor());
 
-    Sequence fork() const { return Sequence(batch_.fork()); }
+    Sequence fork() const { return Sequence(*this); }
     // Keeps the first `size` tokens. A packed block that is cut in two is decoded, as
     // Batch::truncate() does.
     void truncate(std::uint32_t size) { batch_.truncate(size); }
@@ -289,7 +287,6 @@ class Sequence {
   private:
     explicit Sequence(Batch batch) : batch_(std::move(batch)) {}
     const Blocks& table() const noexcept { return batch_.sequences_.front(); }
-    void read_row(Part part, std::uint32_t token, float* row) const;
 
     Batch batch_;
     friend std::vector<std::byte> save_sequence(const Sequence&);

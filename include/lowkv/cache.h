@@ -115,6 +115,7 @@ class Blocks {
     // Throws Error(invalid_argument) for plans that differ in shape, type of rows or tokens of a
     // block.
     Blocks(std::shared_ptr<Store> store, std::shared_ptr<const Ladder> ladder);
+    explicit Blocks(const Blocks& other);  // fork()
     ~Blocks();
     Blocks(Blocks&&) noexcept;
     Blocks& operator=(Blocks&&) noexcept;
@@ -225,8 +226,6 @@ class Blocks {
     void rollback() noexcept;
 
   private:
-    Blocks(const Blocks& other);
-
     std::shared_ptr<Store> store_;
     std::shared_ptr<const Ladder> ladder_;
     std::vector<cache::Block*> blocks_;  // by slot; null: absent

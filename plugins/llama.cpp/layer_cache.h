@@ -245,8 +245,7 @@ class LayerCache {
     std::uint8_t wanted_rung(const CellGroups& groups, std::uint32_t unit) const noexcept;
     std::vector<Blocks::Packing> places(std::uint32_t stream, std::span<const std::uint32_t> units,
                                         bool weighed);
-    std::vector<std::uint32_t> blocks_of(const CellGroups& groups,
-                                         std::span<const std::uint32_t> units) const;
+    std::vector<std::uint32_t> blocks_of(const CellGroups& groups, std::uint32_t unit) const;
     void drop_unused(std::uint32_t stream);
     bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;

@@ -29,7 +29,7 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
                     .rows = groups.group(groups.unit_group(unit)).live,
                     .inputs = its.inputs_hash(),
                     .codes = {}};
-    for (const std::uint32_t b : blocks_of(groups, {&unit, 1})) {
+    for (const std::uint32_t b : blocks_of(groups, unit)) {
         if (s.packed.rung(b) != plans().size()) return {};  // it was written since, or is finer
         const BlockView view = s.packed.view(b);
         const auto add = [&](const std::byte* from, std::size_t bytes) {
@@ -82,7 +82,7 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     const CellGroups& groups = trackers_[stream_index].groups();
     const Plan& its = plan();
     const UnitCodes found = read_codes(bytes);
-    const std::vector<std::uint32_t> blocks = blocks_of(groups, {&unit, 1});
+    const std::vector<std::uint32_t> blocks = blocks_of(groups, unit);
     const std::size_t each =
         (found.keys ? its.keys().bytes() : 0) + (found.values ? its.values().bytes() : 0);
     const bool has_keys = has_packed(Part::keys, s, groups, unit);

@@ -1,7 +1,7 @@
 // What a layer packs, and packs again: its units follow the stream's groups.
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -20,12 +20,9 @@ std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
 }
 
 std::vector<std::uint32_t> LayerCache::blocks_of(const CellGroups& groups,
-                                                 std::span<const std::uint32_t> units) const {
-    const std::uint32_t blocks_each = ratio(groups);
-    std::vector<std::uint32_t> blocks;
-    for (const std::uint32_t unit : units)
-        for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
-            blocks.push_back(b);
+                                                 std::uint32_t unit) const {
+    std::vector<std::uint32_t> blocks(ratio(groups));
+    std::iota(blocks.begin(), blocks.end(), unit * ratio(groups));
     return blocks;
 }
 
@@ -74,7 +71,7 @@ std::vector<Blocks::Packing> LayerCache::places(std::uint32_t stream_index,
     std::vector<Blocks::Packing> places;
     for (std::size_t i = 0; i < units.size(); ++i) {
         const std::uint32_t from = stats_from(stream_index, units[i], rung, units.first(i));
-        for (const std::uint32_t b : blocks_of(groups, units.subspan(i, 1)))
+        for (const std::uint32_t b : blocks_of(groups, units[i]))
             places.push_back({&s.packed, b, from, queries});
     }
     return places;
@@ -109,7 +106,7 @@ void LayerCache::make_unit_lists(std::uint32_t stream_index) {
 // Nothing is left of what it was before.
 void LayerCache::begin_unit(std::uint32_t stream_index, std::uint32_t unit) {
     StreamState& s = state(stream_index);
-    s.packed.drop(blocks_of(trackers_[stream_index].groups(), {&unit, 1}));
+    s.packed.drop(blocks_of(trackers_[stream_index].groups(), unit));
     if (unit < s.moved.size()) s.moved[unit] = 0;
     std::erase(s.open, unit);
 }

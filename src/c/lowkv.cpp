@@ -2,7 +2,6 @@
 
 #include "lowkv/lowkv.h"
 
-#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "codec/small_floats.h"
 #include "lowkv/error.h"
 #include "lowkv/kv_cache.h"
 
@@ -183,38 +181,6 @@ void attend(lowkv_cache& cache, std::uint32_t layer, const lowkv_attention* list
     cache.kv.attend(layer, cache.attended, params, cache.executor());
 }
 
-void to_floats(const std::vector<std::byte>& rows, lowkv::RowType type, float* out) {
-    const std::size_t bytes = lowkv::element_bytes(type);
-    for (std::size_t i = 0; i * bytes < rows.size(); ++i) {
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, rows.data() + i * bytes, bytes);
-        const auto half = static_cast<std::uint16_t>(bits);
-        out[i] = type == lowkv::RowType::f32   ? std::bit_cast<float>(bits)
-                 : type == lowkv::RowType::f16 ? lowkv::codec::f16_to_f32(half)
-                                               : lowkv::codec::bf16_to_f32(half);
-    }
-}
-
-void read(const lowkv::Sequence& all, std::uint32_t first, std::uint32_t tokens, float* keys,
-          float* values, lowkv::Executor& executor) {
-    if (std::uint64_t{first} + tokens > all.size())
-        refuse("tokens " + std::to_string(first) + " to " +
-               std::to_string(std::uint64_t{first} + tokens) + " of " + std::to_string(all.size()));
-    const lowkv::RowType type = all.plan().rows();
-    const lowkv::Shape shape = all.plan().shape();
-    const std::size_t bytes = std::size_t{tokens} * shape.channels() * lowkv::element_bytes(type);
-    std::vector<std::byte> both[2];
-    lowkv::RowsOut out[2];
-    for (int part = 0; part < 2; ++part) {
-        if ((part == 0 ? keys : values) == nullptr) continue;
-        both[part].resize(bytes);
-        out[part] = {both[part].data(), shape.head_dim, shape.channels()};
-    }
-    all.read(first, tokens, out[0], out[1], executor);
-    if (keys != nullptr) to_floats(both[0], type, keys);
-    if (values != nullptr) to_floats(both[1], type, values);
-}
-
 }  // namespace
 
 uint32_t lowkv_api_version(void) { return LOWKV_API_VERSION; }
@@ -286,7 +252,7 @@ lowkv_status lowkv_read(const lowkv_cache* cache, lowkv_sequence sequence, uint3
                         uint32_t first, uint32_t tokens, float* keys, float* values) {
     return guarded([&] {
         const lowkv_cache& all = required(cache, "cache");
-        read(all.kv.at(sequence, layer), first, tokens, keys, values, all.executor());
+        all.kv.at(sequence, layer).read(first, tokens, keys, values, all.executor());
     });
 }
 

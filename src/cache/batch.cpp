@@ -58,10 +58,6 @@ BatchBytes Batch::bytes() const {
     return bytes;
 }
 
-std::size_t Batch::cost(std::size_t rung) const noexcept {
-    return rung > 0 ? sequences_.front().ladder()[rung - 1]->packed_bytes() : plan().exact_bytes();
-}
-
 std::uint32_t Batch::exact_tokens() const {
     std::uint32_t most = 0;
     for (const Blocks& sequence : sequences_) {
@@ -213,11 +209,6 @@ void Batch::select(std::span<const std::uint32_t> rows) {
     sequences_ = std::move(selected);
     state_.padding = std::move(padding);
     state_.queries = std::move(queries);
-}
-
-Batch::Batch(const Batch& other) : retention_(other.retention_), state_(other.state_) {
-    sequences_.reserve(other.sequences_.size());
-    for (const Blocks& sequence : other.sequences_) sequences_.push_back(sequence.fork());
 }
 
 void Batch::truncate(std::uint32_t tokens) {

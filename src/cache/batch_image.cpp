@@ -33,7 +33,7 @@ void check_lists(const ImageHeader& header, const ImageLayout& layout, const Pla
                  ErrorCode code) {
     const std::uint64_t bytes =
         header.batch *
-        (sizeof(Blocks) +
+        (sizeof(Blocks) + sizeof(QueryEnergy) +
          ceil_div<std::uint64_t>(header.tokens, plan.block_tokens()) * sizeof(cache::Block*));
     if (bytes > layout.bytes + (1 << 20))
         refuse(code, "its sequences take " + std::to_string(bytes) +
@@ -111,18 +111,18 @@ void save_span(std::span<const Blocks> sequences, const ImageSpan& span, const I
 
 }  // namespace
 
-// Checks that the spans are what a sequence has that was appended to and packed in order.
-Batch::Order Batch::order_of(const ImageHeader& header, const Plan& plan,
-                             const Retention& retention) {
-    const std::uint32_t tokens = plan.block_tokens();
-    const std::uint32_t sinks = whole_sinks(retention, tokens).sinks;
+// Of a batch before it takes the image's rows. Checks that the spans are what a sequence has that
+// was appended to and packed in order.
+Batch::State Batch::order_of(const ImageHeader& header) const {
+    const std::uint32_t tokens = plan().block_tokens();
+    const std::uint32_t sinks = whole_sinks(retention_, tokens).sinks;
     if (header.tokens >= Blocks::max_cells)
         refuse(loading, std::to_string(header.tokens) + " tokens are too many");
     const std::uint32_t first = header.spans.empty() ? header.tokens : header.spans.front().first;
     // What was cut off before the first token is no whole block, and stays unquantized, as sinks
     // do.
     const std::uint32_t unpacked = first < sinks ? sinks : round_up(first, tokens);
-    Order order{first, unpacked, unpacked};
+    State order{first, first, unpacked, unpacked, 0, {}, {}};
     for (const ImageSpan& span : header.spans) {
         if (!span.packed) continue;
         if (order.packed_first < order.packed_end)
@@ -130,7 +130,7 @@ Batch::Order Batch::order_of(const ImageHeader& header, const Plan& plan,
         order.packed_end = span.first + span.tokens;
         if (span.first != unpacked)
             refuse(loading, "packed " + range_text(span.first, order.packed_end) +
-                                ", but its scheme has " + std::to_string(retention.sinks) +
+                                ", but its scheme has " + std::to_string(retention_.sinks) +
                                 " sinks and blocks of " + std::to_string(tokens));
     }
     return order;
@@ -173,44 +173,44 @@ std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) cons
 
 Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
                   const std::shared_ptr<const Plan>& plan, const Retention& retention) {
-    return load(image, store, plan, batch_retention(*plan, retention), true);
+    const Batch like(store, plan, retention, 1);
+    return like.load(image, true);
 }
 
-Batch Batch::load(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
-                  const std::shared_ptr<const Plan>& plan, const Retention& retention,
-                  bool several) {
-    const Batch empty(store, Blocks::Ladder{plan}, retention, 1);
+// One like this, which is empty. `several`: it may be more than a Sequence.
+Batch Batch::load(std::span<const std::byte> image, bool several) const {
     const ImageHeader header = read_image(image);
-    check_image(header, image_identity(*plan, retention));
+    check_image(header, image_identity(plan(), retention_));
     const ImageLayout layout = lay_out(header);
-    const Order order = order_of(header, *plan, retention);
+    State order = order_of(header);
     if (!several && (header.batch != 1 || order.first != 0))
         refuse(loading, "a batch of " + std::to_string(header.batch) + " from token " +
                             std::to_string(order.first) + " on; a Sequence is one from token 0 on");
     if (several && order.packed_end > std::max(header.tokens, order.packed_first))
         refuse(loading, "its rows end at " + std::to_string(order.packed_end) + ", its tokens at " +
                             std::to_string(header.tokens));
-    check_lists(header, layout, *plan, loading);
-    if (header.queries && !plan->wants_queries())
+    check_lists(header, layout, plan(), loading);
+    if (header.queries && !plan().wants_queries())
         refuse(loading, "it has query energies, and its scheme weighs no keys by them");
-    const std::uint32_t tokens = plan->block_tokens();
+    const std::uint32_t tokens = plan().block_tokens();
     std::size_t bytes = 0;  // of all blocks, so that what is over budget is refused at once
     for (const auto& [first, count, packed] : header.spans)
         bytes += (ceil_div(first + count, tokens) - first / tokens) * header.batch *
-                 (packed ? plan->packed_bytes() : plan->exact_bytes());
+                 (packed ? plan().packed_bytes() : plan().exact_bytes());
     {
-        Store::Impl& impl = store->impl();
+        Store::Impl& impl = sequences_.front().store().impl();
         const std::scoped_lock lock(impl.mutex);
         impl.check_budget(bytes, 0);
     }
-    Batch batch(store, Blocks::Ladder{plan}, retention, header.batch);
-    batch.state_.tokens = batch.state_.first = order.first;
+    Batch batch(*this);
+    batch.sequences_.reserve(header.batch);
+    while (batch.size() < header.batch) batch.sequences_.push_back(sequences_.front().fork());
+    batch.state_ = std::move(order);
+    batch.state_.queries.resize(header.batch);
     for (std::size_t i = 0; i < header.spans.size(); ++i)
         batch.load_span(header.spans[i], layout.parts[i], image.data());
-    batch.state_.packed_first = order.packed_first;
-    batch.state_.packed_end = order.packed_end;
     batch.truncate(header.tokens);  // may cut the last packed block
-    const std::size_t channels = plan->shape().channels();
+    const std::size_t channels = plan().shape().channels();
     for (std::size_t s = 0; header.queries && s < header.batch; ++s)
         batch.state_.queries[s].restore(
             read_queries(image.data() + layout.queries + s * record_bytes(channels), channels));
@@ -248,7 +248,7 @@ std::vector<std::byte> save_sequence(const Sequence& sequence) { return sequence
 
 Sequence load_sequence(std::span<const std::byte> image, const std::shared_ptr<Store>& store,
                        const std::shared_ptr<const Plan>& plan, const Retention& retention) {
-    return Sequence(Batch::load(image, store, plan, retention, false));
+    return Sequence(Sequence(store, plan, retention).batch_.load(image, false));
 }
 
 }  // namespace lowkv

@@ -144,7 +144,7 @@ class Blocks::Packer {
         encodings_.resize(due_.size());
         for (std::size_t i = 0; i < due_.size(); ++i)
             encodings_[i].queries = due_[i].place->queries;
-        if (!plan_.has_statistics()) return;
+        if (how_.rung == 0 || !plan_.has_statistics()) return;
         for (std::size_t h = 0; h < holders_.size(); ++h) {
             const auto [place, number] = holders_[h];
             const Blocks& table = *place->table;

@@ -28,15 +28,25 @@ void Sequence::append(const Rows& keys, const Rows& values, std::uint32_t tokens
     batch_.append(of_one(keys), of_one(values), tokens, positions);
 }
 
-void Sequence::read_row(Part part, std::uint32_t token, float* row) const {
-    const std::size_t head_dim =
-        part == Part::keys ? plan().shape().head_dim : plan().shape().out_dim();
-    const std::size_t channels = plan().shape().kv_heads * head_dim;
-    std::vector<std::byte> held(channels * cache::bytes_of(plan().rows()));
-    const RowsOut out{held.data(), head_dim, channels};
-    read(token, 1, part == Part::keys ? out : RowsOut{}, part == Part::values ? out : RowsOut{});
-    cache::convert(plan().kernels(), plan().rows(), held.data(), RowType::f32,
-                   reinterpret_cast<std::byte*>(row), channels);
+void Sequence::read(std::uint32_t first, std::uint32_t count, float* keys, float* values,
+                    Executor& executor) const {
+    float* const out[] = {keys, values};
+    const std::size_t dims[] = {plan().shape().head_dim, plan().shape().out_dim()};
+    const std::size_t tokens = std::min(count, size());  // more are refused
+    std::vector<std::byte> held[2];
+    RowsOut rows[2];
+    for (const int part : {0, 1}) {
+        const std::size_t channels = plan().shape().kv_heads * dims[part];
+        if (out[part] == nullptr) continue;
+        held[part].resize(tokens * channels * cache::bytes_of(plan().rows()));
+        rows[part] = {held[part].data(), dims[part], channels};
+    }
+    read(first, count, rows[0], rows[1], executor);
+    for (const int part : {0, 1})
+        if (out[part] != nullptr)
+            cache::convert(plan().kernels(), plan().rows(), held[part].data(), RowType::f32,
+                           reinterpret_cast<std::byte*>(out[part]),
+                           tokens * rows[part].token_stride);
 }
 
 void Sequence::read(std::uint32_t first, std::uint32_t count, const RowsOut& keys,

@@ -65,6 +65,8 @@ class FilteredSequence {
     // rule null: the one of retention.filter.
     FilteredSequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
                      Retention retention, std::shared_ptr<const FilterRule> rule = nullptr);
+    FilteredSequence(FilteredSequence&&) noexcept = default;
+    FilteredSequence& operator=(FilteredSequence&&) noexcept = default;
 
     // Tokens appended less those truncated, evicted ones included: the next token's position.
     std::uint32_t size() const noexcept { return size_; }
@@ -95,14 +97,14 @@ class FilteredSequence {
     void pack(Executor& executor = serial_executor());
 
     // Shares all blocks. What was shared undecided is copied when either side packs.
-    FilteredSequence fork() const;
+    FilteredSequence fork() const { return FilteredSequence(*this); }
 
     // Drops every token at or above position `size`. Throws Error(invalid_argument) if one of them
     // has its fate already: a block of other tokens holds it.
     void truncate(std::uint32_t size);
 
   private:
-    FilteredSequence(const FilteredSequence& other, Sequence sequence);
+    FilteredSequence(const FilteredSequence&) = default;
 
     Retention retention_;
     std::shared_ptr<const FilterRule> rule_;  // null: packs everything
