@@ -7,6 +7,23 @@
 #include "common/app.h"
 #include "platform/command.h"
 
+namespace lowkv::cli {
+
+// Each is in the folder of its name. It adds its subcommand to `app`; when chosen, that sets `status`.
+// `words` follow a bare -- on the command line.
+void add_generate(Command app, int& status);
+void add_compare(Command app, int& status);
+void add_run(Command app, int& status, const std::vector<std::string>& words);
+void add_schemes(Command app, int& status);
+void add_doctor(Command app, int& status, const std::vector<std::string>& words);
+void add_devices(Command app, int& status);
+void add_plan(Command app, int& status);
+void add_calibrate(Command app, int& status);
+void add_plugin(Command app);
+void add_shrink(Command app);
+
+}  // namespace lowkv::cli
+
 namespace {
 
 constexpr const char* footer = R"(Examples:

@@ -50,7 +50,8 @@ def build_tree(paths, machine):
     build, tree = BUILD / f"build-{machine}", BUILD / f"tree-{machine}"
     run(["cmake", "-S", ROOT, "-B", build, *(f"-D{key}={value}" for key, value in options.items())], LOG,
         "dist: configuring")
-    run(["cmake", "--build", build, "-j", jobs(), "--target", "lowkv_cli", "ggml-lowkv"], LOG, "dist: building")
+    run(["cmake", "--build", build, "-j", jobs(), "--target", "lowkv_cli", "lowkv_trial", "ggml-lowkv"], LOG,
+        "dist: building")
     return install(build, tree)
 
 

@@ -132,7 +132,7 @@ TEST_CASE("what a batch with a ladder refuses") {
     CHECK(!batch.save().empty());  // nothing is packed
     batch.pack(0, serial_executor(), ladder.bytes(4, 1, 0, 0));
     CHECK(refused(ErrorCode::invalid_argument, "packed by another rung", [&] { batch.save(); }));
-    CHECK(refused(ErrorCode::invalid_argument, "exact rows of another form", [&] {
+    CHECK(refused(ErrorCode::invalid_argument, "must have unquantized rows of one form", [&] {
         Batch(ladder.store, ladder.plan, ladder.retention, 1,
               {make_plan("lowkv4", wide, RowType::f32)});
     }));

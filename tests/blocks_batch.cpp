@@ -48,7 +48,7 @@ class Batches : public Sides<Batch, State> {
         static constexpr Kind<B> all[] = {
             {"append", 32, &B::append},     {"pack", 22, &B::pack},
             {"truncate", 10, &B::truncate}, {"drop", 4, &B::drop},
-            {"select", 5, &B::select},      {"fork", 3, &B::fork},
+            {"select", 8, &B::select},      {"fork", 3, &B::fork},
             {"leave", 2, &B::leave},        {"begin", 7, &B::begin},
             {"commit", 3, &B::commit},      {"roll back", 4, &B::rollback},
             {"save and load", 4, &B::load}, {"attend", 4, &B::attend}};
@@ -245,8 +245,9 @@ class Batches : public Sides<Batch, State> {
         State then = side.now;
         then.tables.clear();
         then.padding.clear();
-        for (std::uint32_t& row : rows) {
-            row = below(side.object.size());
+        for (std::uint32_t& row : rows) row = below(side.object.size());
+        if (below(2) == 0) std::ranges::fill(rows, rows[0]);  // they share all blocks
+        for (const std::uint32_t row : rows) {
             then.tables.push_back(side.now.tables[row]);
             then.padding.push_back(side.now.padding[row]);
         }

@@ -189,20 +189,19 @@ TEST_CASE("queries: the newest ones before the first packed block, and none afte
     Batch sliding(store, plan, no_window, 1);
     sliding.update_query_stats(0, asked.part(0, 64));
     const BatchStrides strides{0, shape.head_dim, shape.channels()};
-    for (const std::uint32_t first : {0u, n}) {
+    for (const std::uint32_t first : {0u, n, 2 * n}) {
         const std::size_t at = first * shape.channels();
+        sliding.drop_before(first);
         sliding.append({rows.keys.data() + at, RowType::f32, strides},
                        {rows.values.data() + at, RowType::f32, strides}, n);
         sliding.pack();
-        sliding.drop_before(sliding.tokens());
     }
-    rows.append(fork, 2 * n, n);
-    fork.pack();
-    sliding.append({rows.keys.data() + 2 * n * shape.channels(), RowType::f32, strides},
-                   {rows.values.data() + 2 * n * shape.channels(), RowType::f32, strides}, n);
-    sliding.pack();
-    const Bytes slid = sliding.save(), last = packed_bytes(fork, 2);
-    CHECK(std::search(slid.begin(), slid.end(), last.begin(), last.end()) != slid.end());
+    Sequence same(store, plan, no_window);
+    same.update_query_stats(asked.part(0, 64));
+    rows.append(same, 2 * n, n);
+    same.pack();
+    const Bytes slid = sliding.save(), its = packed_bytes(same, 0);
+    CHECK(std::search(slid.begin(), slid.end(), its.begin(), its.end()) != slid.end());
     // It begins anew.
     fork.truncate(0);
     CHECK(fork.wants_queries());

@@ -1,5 +1,6 @@
 #include "common/trial.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <system_error>
@@ -59,6 +60,7 @@ Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& 
                        platform::text_of(program), plugin},
                       true);
         version = said.text.substr(0, said.text.find('\n'));
+        if (said.status == 0) version.resize(std::min(version.find(' '), version.size()));
         if (said.status == 0 && version.empty()) return Trial::none;
         if (said.status != 0) {
             why = said.status > 128 || version.empty()

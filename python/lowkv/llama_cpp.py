@@ -5,13 +5,18 @@
     model = llama_cpp.Llama("model.gguf", n_gpu_layers=-1, flash_attn=True)
 
 Both options are needed, although all weights stay on the CPU: without them llama.cpp keeps a cache of its own.
-`active()` tells, after the first tokens."""
+`active()` tells, after the first tokens.
+
+Where another program makes the `Llama`, `attach()` does all of that: for llama_cpp's server by `python -m
+lowkv.llama_cpp SERVER-ARGUMENTS`, for any program that imports llama_cpp by the variable LOWKV_LLAMA_CPP=lowkv2.8."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,7 +26,7 @@ from pathlib import Path
 
 from lowkv._core import Error, default_scheme
 
-__all__ = ["active", "enable", "stats"]
+__all__ = ["active", "attach", "enable", "stats"]
 
 _LIBRARY = "libggml-lowkv.so"
 _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU of ggml-backend.h
@@ -60,6 +65,27 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
     print(f"lowkv: llama-cpp-python {llama_cpp.__version__} (ggml {_version(host)}) makes its caches as {scheme} from "
           f"here on, with {path}", file=sys.stderr)
     return path
+
+
+def attach(scheme: str = "") -> None:
+    """enable(), for each `Llama` that is made from here on: it gets the two options, and one token when it is made,
+    which shows whether its cache is packed; if not, lowkv.Error is raised in place of the `Llama`. Those that make
+    embeddings are left as they are, as they keep no conversation. scheme: "" stands for LOWKV_SCHEME or the default."""
+    enable(scheme or os.environ.get("LOWKV_SCHEME") or default_scheme)
+    made = _llama_cpp().Llama
+    stock = made.__init__
+
+    @functools.wraps(stock)  # servers look at its arguments' names
+    def make(self, *args, **arguments):
+        if arguments.get("embedding") or arguments.get("vocab_only"):
+            return stock(self, *args, **arguments)
+        stock(self, *args, **{**arguments, "n_gpu_layers": -1, "flash_attn": True})
+        self.eval([max(self.token_bos(), 0)])
+        if not active():
+            raise Error("the cache of this Llama is not packed; the plug-in's message is above. To go on with a cache "
+                        "of f16, leave out LOWKV_LLAMA_CPP and lowkv.llama_cpp")
+        self.reset()
+    made.__init__ = make
 
 
 def stats() -> dict[str, int | str]:
@@ -171,11 +197,31 @@ def _open(path: Path, host: ctypes.CDLL) -> ctypes.CDLL:
     except AttributeError:
         raise Error(f"{path} is not lowkv's plug-in for llama.cpp, or is older than this package") from None
     if problem := plugin.lowkv_misfit().decode():
-        raise Error(f"{path}: {problem}")
+        _try(path, host, problem)
     if _address(plugin.ggml_backend_load) != _address(host.ggml_backend_load):
         raise Error(f"{path} would use another copy of ggml than llama_cpp does: another package has loaded one "
                     "before; import llama_cpp first")
     return plugin
+
+
+def _try(path: Path, host: ctypes.CDLL, problem: str) -> None:
+    """Lets the plug-in join a ggml that is newer than all it knows, if a trial in another process shows that it fits
+    (plugins/llama.cpp/trial/trial.cpp)."""
+    folders = (path.parent, path.parent.parent / "bin", Path(sysconfig.get_path("scripts")))
+    program = next((file for folder in folders if (file := folder / "lowkv-trial").is_file()), None)
+    libraries = Path(host._name).resolve().parent
+    if program is None:
+        raise Error(f"{path}: {problem}")
+    environment = {name: value for name, value in os.environ.items() if name != "GGML_BACKEND_PATH"}
+    done = subprocess.run([program, path], env={**environment, "LD_LIBRARY_PATH": str(libraries)},
+                          capture_output=True, text=True, check=False)
+    if done.returncode:
+        found = done.stdout.strip() or f"the trial ended with status {done.returncode}"
+        raise Error(f"{path}: {problem}. Tried here, it does not fit: {found}")
+    if not done.stdout.strip():  # it is older than all that is served
+        raise Error(f"{path}: {problem}")
+    version, os.environ["LOWKV_TRIED"] = done.stdout.split()
+    print(f"lowkv: ggml {version} is newer than this lowkv knows: tried here, and fits", file=sys.stderr)
 
 
 def _version(host: ctypes.CDLL) -> str:
@@ -185,3 +231,13 @@ def _version(host: ctypes.CDLL) -> str:
 
 def _address(function) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+if __name__ == "__main__":
+    from lowkv import llama_cpp as lowkv_llama_cpp  # not this copy of it, whose name is __main__
+
+    try:
+        lowkv_llama_cpp.attach()
+    except Error as problem:
+        sys.exit(f"lowkv: {problem}")
+    runpy.run_module("llama_cpp.server", run_name="__main__", alter_sys=True)

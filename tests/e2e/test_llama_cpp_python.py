@@ -5,8 +5,10 @@ Not a part of `make test`: `make test-llama-cpp-python` builds llama-cpp-python,
 import functools
 import json
 import os
+import socket
 import subprocess
 import textwrap
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,57 @@ def test_what_is_no_plugin_of_this_ggml_is_refused(tmp_path):
     assert "can't be loaded beside llama_cpp's ggml" in found["text.so"]
     assert "this plug-in is for ggml 9.11.0 to " in found["other.so"]
     assert "is not lowkv's plug-in for llama.cpp" in found["stranger"]
+
+
+ALIEN = f"""
+import site
+site.addsitedir({str(PACKAGE)!r})  # whose .pth file is read, as that of an installed package
+import llama_cpp
+llama = llama_cpp.Llama({MODEL!r}, n_ctx=1024, n_threads=2, verbose=False)
+print(llama.create_completion({PROMPT!r}, max_tokens=48, temperature=0.0)["choices"][0]["text"])
+"""
+
+
+@pytest.mark.parametrize("scheme", ["exact", "lowkv2.8"])
+def test_a_program_that_knows_nothing_of_lowkv_is_given_a_packed_cache_by_a_variable(scheme, stock):
+    done = subprocess.run([PYTHON, "-c", ALIEN], capture_output=True, text=True, timeout=280, check=True,
+                          env={**os.environ, "LOWKV_PLUGIN": plugin(), "LOWKV_LLAMA_CPP": scheme})
+    assert f"lowkv: active: scheme {scheme}, 30 layers" in done.stderr
+    if scheme == "exact":
+        assert done.stdout.strip() == stock.strip()
+
+
+def test_without_the_variable_nothing_of_lowkv_is_imported():
+    code = f"import site, sys; site.addsitedir({str(PACKAGE)!r}); print([m for m in sys.modules if 'lowkv' in m])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LOWKV_")}
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, env=clean, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_llama_whose_cache_cannot_be_packed_is_not_made():
+    done = subprocess.run([PYTHON, "-c", ALIEN.replace("verbose=False", "verbose=False, offload_kqv=False")],
+                          capture_output=True, text=True, timeout=280, check=False,
+                          env={**os.environ, "LOWKV_PLUGIN": plugin(), "LOWKV_LLAMA_CPP": "1"})
+    assert done.returncode == 1 and "the cache of this Llama is not packed" in done.stderr
+
+
+def test_its_server():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [PYTHON, "-m", "lowkv.llama_cpp", "--model", MODEL, "--port", str(port), "--n_ctx", "1024"],
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE), "LOWKV_PLUGIN": plugin(), "LOWKV_SCHEME": "lowkv2.8"})
+    try:
+        lines = iter(server.stderr.readline, "")
+        assert any("lowkv: active: scheme lowkv2.8, 30 layers" in line for line in lines)
+        assert any("Uvicorn running" in line for line in lines)
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 8}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body,
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 8
+    finally:
+        server.terminate()
+        server.wait(timeout=60)

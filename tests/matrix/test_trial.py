@@ -1,17 +1,16 @@
 """A ggml that lowkv does not know: made of the newest known one, with a number that is newer and something changed. The
 trial takes those in which all is where it was, and refuses the others, however they end it."""
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from plugin_tools import PLUGIN, environment
+from plugin_tools import PATHS, PLUGIN, environment
 from test_smoke import COMMAND
 
-TREE = Path(os.environ["LOWKV_LLAMA_SOURCE"]) / "ggml"
+TREE = Path(PATHS["LOWKV_LLAMA_SOURCE"]) / "ggml"
 TRIAL = COMMAND.with_name("lowkv-trial")
 VERSION = "0.99"  # and the same last number
 TENSOR, TABLES, OPERATIONS = "include/ggml.h", "src/ggml-backend-impl.h", "src/ggml.c"
@@ -20,22 +19,28 @@ CHANGES = {
     "its number alone": ([], None),
     "an operation before all others": (
         [(TENSOR, "        GGML_OP_DUP,\n", "        GGML_OP_FIRST,\n        GGML_OP_DUP,\n"),
-         (OPERATIONS, '    "DUP",\n', '    "FIRST",\n    "DUP",\n'), (OPERATIONS, '    "x",\n', '    "f(x)",\n    "x",\n'),
+         (OPERATIONS, '    "DUP",\n', '    "FIRST",\n    "DUP",\n'),
+         (OPERATIONS, '    "x",\n', '    "f(x)",\n    "x",\n'),
          *2 * [(OPERATIONS, "GGML_OP_COUNT == 101", "GGML_OP_COUNT == 102")]], None),
     "two fields of a tensor the other way round": (
         [(TENSOR, "        struct ggml_tensor * view_src;\n        size_t               view_offs;\n",
-          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n")], "a view lies elsewhere"),
+          "        size_t               view_offs;\n        struct ggml_tensor * view_src;\n"),
+         (OPERATIONS, "/*.view_src     =*/ view_src,\n        /*.view_offs    =*/ view_offs,",
+          "/*.view_offs    =*/ view_offs,\n        /*.view_src     =*/ view_src,")], "a view lies elsewhere"),
     "a field in a tensor": ([(TENSOR, "        void * data;\n\n        char name",
                               "        void * data;\n        void * more[4];\n\n        char name")], ""),
     "a function in a buffer type's table": (
         [(TABLES, "        size_t                (*get_alignment)",
           "        size_t                (*get_other)(ggml_backend_buffer_type_t buft);\n"
-          "        size_t                (*get_alignment)")], ""),
+          "        size_t                (*get_alignment)"),
+         ("src", "/* .get_alignment", "NULL, /* .get_alignment")], ""),
     "a function in a backend's table": (
         [(TABLES, "        enum ggml_status          (*graph_compute)",
-          "        void (*other)(ggml_backend_t backend);\n        enum ggml_status          (*graph_compute)")], ""),
-    "masks of another type": ([(OPERATIONS, "        GGML_ASSERT(mask->type == GGML_TYPE_F16);\n        GGML_ASSERT(ggml_is_contiguous(mask));\n",
-                                "        GGML_ASSERT(mask->type == GGML_TYPE_F32);\n")], ""),
+          "        void (*other)(ggml_backend_t backend);\n        enum ggml_status          (*graph_compute)"),
+         ("src", "/* .graph_compute", "NULL, /* .graph_compute")], ""),
+    "masks of another type": (
+        [(OPERATIONS, "(mask->type == GGML_TYPE_F16);\n        GGML_ASSERT(ggml_is_contiguous(mask));\n",
+          "(mask->type == GGML_TYPE_F32);\n")], ""),
 }
 
 
@@ -45,15 +50,21 @@ def changed(folder, changes):
     shutil.copytree(TREE, source)
     lists = source / "CMakeLists.txt"
     lists.write_text(re.sub(r"(set\(GGML_VERSION_MINOR) \d+", rf"\1 {VERSION.split('.')[1]}", lists.read_text()))
-    for file, old, new in changes:
-        text = (source / file).read_text()
-        assert text.count(old) >= 1, (file, old)
-        (source / file).write_text(text.replace(old, new, 1))
+    for name, old, new in changes:
+        file = source / name
+        if file.is_file():
+            assert old in file.read_text(), (name, old)
+            file.write_text(file.read_text().replace(old, new, 1))
+            continue
+        for one in (*file.glob("*.cpp"), *file.glob("ggml-cpu/*.cpp")):  # in all tables
+            one.write_text(one.read_text().replace(old, new))
     (source / "ggml.pc.in").touch()  # which PyPI's archive lacks
     build = folder / "build"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-O1", "-DCMAKE_C_FLAGS=-O1", "-DGGML_NATIVE=OFF",
-               "-DGGML_LLAMAFILE=OFF", "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
-    subprocess.run(["cmake", "-S", source, "-B", build, *options], check=True, capture_output=True)
+    options = ["CMAKE_BUILD_TYPE=None", "CMAKE_CXX_FLAGS=-O1 -DNDEBUG", "CMAKE_C_FLAGS=-O1 -DNDEBUG",
+               "GGML_NATIVE=OFF", "GGML_LLAMAFILE=OFF", "GGML_BUILD_TESTS=OFF", "GGML_BUILD_EXAMPLES=OFF",
+               f"CMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
+    subprocess.run(["cmake", "-S", source, "-B", build, *("-D" + option for option in options)], check=True,
+                   capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2", "--target", "ggml"], check=True, capture_output=True)
     return build / "bin"
 
