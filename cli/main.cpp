@@ -63,9 +63,8 @@ int main(int argc, char** argv) {
     const std::vector<std::string> words(dashes == end ? end : dashes + 1, end);
     // llama.cpp's short name for it has two letters, which CLI11's can't.
     char parallel[] = "--parallel";
-    if (argc > 1 && std::string_view(argv[1]) == "plan")
-        std::replace_if(
-            argv, end, [](const char* word) { return std::string_view(word) == "-np"; }, parallel);
+    for (char** word = argv; word < end && argc > 1 && std::string_view(argv[1]) == "plan"; ++word)
+        if (std::string_view(*word) == "-np") *word = parallel;
     int status = 0;
     cli::add_generate(app, status);
     cli::add_compare(app, status);

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CODE = ("include", "src", "guests", "devices", "plugins", "python", "cli", "tests", "examples", "bench")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "eval", "bench", "examples")
 NAMING = (*CODE, *DOCUMENTS, "deps", "tools", "cmake", "Makefile", "CMakeLists.txt", ".ci")  # what names documents
+SYNONYMS = {"rung": re.compile(r"(?<![a-z])(?:tiers?|finer)(?![a-z])|step of the ladder", re.IGNORECASE)}
 LONG = 400
 PAGE = 200  # lines that a page may have
 SHORTER = {"README.md": 150, "CONTRIBUTING.md": 150}
@@ -142,6 +143,14 @@ def wrong_mentions():
             for mention in document.finditer(words_of(path)) if (problem := wrong_mention(path, mention))]
 
 
+def synonyms():
+    """Other words for what the glossary (docs/architecture.md, "Words") has a word for."""
+    ours = [*our_code(), *(p for name in CODE for p in (ROOT / name).rglob("*.py")),
+            *(p for name in DOCUMENTS for p in (ROOT / name).rglob("*.md")), ROOT / "README.md"]
+    return [f"{path.relative_to(ROOT)}: {found[0]}: say {word}" for path in ours for word, others in SYNONYMS.items()
+            for found in others.finditer(path.read_text())]
+
+
 def named_paths(text):
     """Files that a page's text names by their paths in the tree."""
     folders = "bench|cli|cmake|deps|devices|docs|eval|examples|include|plugins|python|src|tests"
@@ -182,7 +191,7 @@ def wrong_pages(pages):
 
 def check_documents():
     pages = [p for name in DOCUMENTS for p in ([ROOT / name] if name.endswith(".md") else (ROOT / name).rglob("*.md"))]
-    mentions = wrong_mentions() + wrong_pages(pages) + messages.problems()
+    mentions = wrong_mentions() + wrong_pages(pages) + messages.problems() + synonyms()
     broken = 0
     for page in pages:
         text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

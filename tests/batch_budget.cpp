@@ -21,20 +21,20 @@ constexpr std::uint32_t block = 128;
 
 struct Ladder {
     RowType type;
-    std::vector<std::shared_ptr<const Plan>> finer{make_plan("lowkv4", wide, type),
+    std::vector<std::shared_ptr<const Plan>> rungs{make_plan("lowkv4", wide, type),
                                                    make_plan("lowkv2.8", wide, type)};
     std::shared_ptr<const Plan> plan = make_plan("lowkv2", wide, type);
     std::shared_ptr<Store> store = std::make_shared<Store>();
     Retention retention = parse_scheme("lowkv2").retention;
 
     Batch batch(std::uint32_t sequences) const {
-        return Batch(store, plan, retention, sequences, finer);
+        return Batch(store, plan, retention, sequences, rungs);
     }
     // Of so many blocks in each state, in one sequence.
     std::size_t bytes(std::size_t exact, std::size_t four, std::size_t middle,
                       std::size_t two) const {
-        return exact * plan->exact_bytes() + four * finer[0]->packed_bytes() +
-               middle * finer[1]->packed_bytes() + two * plan->packed_bytes();
+        return exact * plan->exact_bytes() + four * rungs[0]->packed_bytes() +
+               middle * rungs[1]->packed_bytes() + two * plan->packed_bytes();
     }
 };
 
@@ -125,13 +125,13 @@ TEST_CASE("attention across the ladder of a latent layer") {
     for (std::size_t i = 0; i < out.size(); ++i) CHECK(std::fabs(out[i] - want[i]) < 0.01f);
 }
 
-TEST_CASE("what a batch with finer plans refuses") {
+TEST_CASE("what a batch with a ladder refuses") {
     const Ladder ladder{RowType::f16};
     Batch batch = ladder.batch(1);
     fill(batch, 1, 4 * block + 40);
     CHECK(!batch.save().empty());  // nothing is packed
     batch.pack(0, serial_executor(), ladder.bytes(4, 1, 0, 0));
-    CHECK(refused(ErrorCode::invalid_argument, "packed by a finer plan", [&] { batch.save(); }));
+    CHECK(refused(ErrorCode::invalid_argument, "packed by another rung", [&] { batch.save(); }));
     CHECK(refused(ErrorCode::invalid_argument, "must have unquantized rows of one form", [&] {
         Batch(ladder.store, ladder.plan, ladder.retention, 1,
               {make_plan("lowkv4", wide, RowType::f32)});

@@ -13,7 +13,7 @@ struct Case {
     std::string scheme;
     Shape shape;
     RowType rows;
-    std::vector<std::string> finer = {};
+    std::vector<std::string> rungs = {};
     std::uint32_t budget = 0;  // the store's, in exact blocks
     bool padded = false;
 };
@@ -30,16 +30,16 @@ std::span<Table> tables_of(State& its) { return its.tables; }
 class Batches : public Sides<Batch, State> {
   public:
     explicit Batches(const Case& c)
-        : Sides(c.finer, c.scheme, c.shape, c.rows),
+        : Sides(c.rungs, c.scheme, c.shape, c.rows),
           retention_(parse_scheme(c.scheme).retention),
           padded_(c.padded),
-          finer_(model.ladder().begin(), model.ladder().end() - 1) {
-        if (c.finer.empty())
+          rungs_(model.ladder().begin(), model.ladder().end() - 1) {
+        if (c.rungs.empty())
             store = lowkv::test::make_store(c.budget * plan->exact_bytes());
         else
-            store = std::make_shared<Store>();  // finer plans are for the CPU
+            store = std::make_shared<Store>();  // ladders are for the CPU
         sides.push_back(
-            {Batch(store, plan, retention_, 2, finer_),
+            {Batch(store, plan, retention_, 2, rungs_),
              {std::vector<Table>(2), std::vector<std::vector<bool>>(2), 0, sinks(), sinks()}});
     }
 
@@ -66,7 +66,7 @@ class Batches : public Sides<Batch, State> {
   private:
     Retention retention_;
     bool padded_;
-    Plans finer_;
+    Plans rungs_;
 
     std::uint32_t sinks() const { return exact() ? 0 : round_up(retention_.sinks, model.tokens()); }
 
@@ -135,7 +135,7 @@ class Batches : public Sides<Batch, State> {
         Side& side = any();
         State& now = side.now;
         const std::uint32_t spared = below(3) == 0 ? below(40) : 0;
-        if (!finer_.empty()) return pack_within(side, spared);
+        if (!rungs_.empty()) return pack_within(side, spared);
         if (!succeeds(0, [&] { side.object.pack(spared, executor()); }) || exact()) return;
         std::vector<Packing> places;
         for (std::size_t s = 0; s < now.tables.size(); ++s) {
@@ -271,7 +271,7 @@ class Batches : public Sides<Batch, State> {
             return end > now.packed_first && end < now.packed_end &&
                    (end - now.packed_first) % tokens != 0;
         };
-        if (!finer_.empty()) return;  // one that was loaded has no ladder
+        if (!rungs_.empty()) return;  // one that was loaded has no ladder
         if (!exact() && std::ranges::any_of(now.padding, [](const std::vector<bool>& its) {
                 return std::ranges::find(its, true) != its.end();
             })) {
@@ -320,8 +320,7 @@ class Batches : public Sides<Batch, State> {
         const std::uint32_t kind = below(3), queries = std::min(held, below(2) == 0 ? 1 : 7u);
         const std::uint32_t asked = below(2) == 0 ? 0 : below(now.tokens() - queries + 1);
         const std::uint32_t first = std::max(asked, now.first), cells = now.tokens() - asked;
-        const bool additive = kind == 2 || (!finer_.empty() && kind == 1);
-        const bool causal = kind == 1 && !additive;
+        const bool additive = kind == 2, causal = kind == 1;
         const std::uint32_t window = !causal || below(2) == 0 ? 0
                                      : below(4) == 0          ? UINT32_MAX
                                                               : 1 + below(80);

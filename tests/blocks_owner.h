@@ -35,11 +35,11 @@ inline Rows rows_of(const Buffer& buffer, RowType type) {
 
 // What owners share: a store, random rows, and a lack of memory.
 struct Owned {
-    Owned(std::vector<std::string> finer, const std::string& scheme, Shape shape, RowType rows)
+    Owned(std::vector<std::string> rungs, const std::string& scheme, Shape shape, RowType rows)
         : model([&] {
-              finer.push_back(scheme);
+              rungs.push_back(scheme);
               Plans plans;
-              for (const std::string& its : finer)
+              for (const std::string& its : rungs)
                   plans.push_back(batch_test::make_plan(its, shape, rows));
               return plans;
           }()) {}

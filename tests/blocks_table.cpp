@@ -13,7 +13,7 @@ namespace {
 struct Case {
     std::string scheme;
     Shape shape;
-    std::vector<std::string> finer = {};
+    std::vector<std::string> rungs = {};
     std::uint32_t budget = 0;  // in exact blocks
     RowType rows = RowType::f16;
 };
@@ -21,7 +21,7 @@ struct Case {
 class Tables : public Sides<Blocks, Table> {
   public:
     explicit Tables(const Case& c)
-        : Sides(c.finer, c.scheme, c.shape, c.rows),
+        : Sides(c.rungs, c.scheme, c.shape, c.rows),
           ladder_(std::make_shared<const Blocks::Ladder>(model.ladder())) {
         store = lowkv::test::make_store(c.budget * plan->exact_bytes());
         for (int i = 0; i < 2; ++i) sides.push_back({Blocks(store, ladder_), {}});

@@ -140,7 +140,7 @@ TEST_CASE("codes that have no place are refused, and nothing changes") {
 }
 
 // The figures of docs/quality/window.md, "Within a budget of memory".
-TEST_CASE("rows that went through finer schemes lose little more than those packed once") {
+TEST_CASE("rows that went through schemes of more bits lose little more than those packed once") {
     const std::uint32_t n = 8 * 128, channels = shape.channels();
     std::vector<float> rows[2];
     std::mt19937 random(3);

@@ -287,9 +287,10 @@ TEST_CASE("idempotence: encode(decode(encode(x))) is encode(x)") {
                 if (block.zero(w, p) != again.zero(w, p)) ++wrong;
                 const float scale = block.scale(w, p);
                 if (scale == again.scale(w, p)) return;
-                const bool coarser = std::ilogb(after[g].max) > std::ilogb(before[g].max);
-                const bool finer = scale == std::ldexp(1.0f, std::ilogb(scale));
-                if (!(coarser || finer) || std::fabs(scale - again.scale(w, p)) > scale * 0x1p-10f)
+                const bool larger = std::ilogb(after[g].max) > std::ilogb(before[g].max);
+                const bool is_power = scale == std::ldexp(1.0f, std::ilogb(scale));
+                if (!(larger || is_power) ||
+                    std::fabs(scale - again.scale(w, p)) > scale * 0x1p-10f)
                     ++wrong;
                 ++moved;
             });

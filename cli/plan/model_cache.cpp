@@ -74,12 +74,12 @@ StoredCache idealised_cache(const ModelShape& shape, double bits) {
 Budget budget_of(const ModelShape& shape, const std::string& size, const std::string& scheme,
                  const Demand& demand) {
     const Scheme end = parse_scheme(scheme);
-    std::vector<LayerScheme> schemes = finer_than(end, "LOWKV_BUDGET");
+    std::vector<LayerScheme> schemes = rungs_before(end, "LOWKV_BUDGET");
     schemes.insert(schemes.begin(), LayerScheme{});
     schemes.push_back(end.base);
     Budget budget{.bytes = static_cast<double>(parse_size(size, "LOWKV_BUDGET")),
                   .in_parts = std::ranges::find(shape.sliding, true) != shape.sliding.end(),
-                  .steps = {}};
+                  .rungs = {}};
     constexpr std::uint64_t padding = 256;  // llama.cpp's contexts are multiples of it
     const std::uint64_t most = most_that([&](std::uint64_t steps) {
         return static_cast<double>(demand.batch) *
@@ -89,13 +89,13 @@ Budget budget_of(const ModelShape& shape, const std::string& size, const std::st
     const std::uint64_t longest = most == all_tokens ? most : most * padding;
     for (const LayerScheme& codecs : schemes) {
         const Scheme step{.base = codecs, .retention = end.retention, .overrides = {}};
-        budget.steps.push_back(
+        budget.rungs.push_back(
             {.scheme = std::string(preset_of(codecs)->name),
              .tokens = std::min(longest, longest_context(packed_cache(shape, step),
                                                          {.batch = demand.batch,
                                                           .conversations = demand.conversations},
                                                          budget.bytes))});
-        if (budget.steps.back().tokens == longest && !budget.in_parts) break;
+        if (budget.rungs.back().tokens == longest && !budget.in_parts) break;
     }
     return budget;
 }
@@ -103,9 +103,9 @@ Budget budget_of(const ModelShape& shape, const std::string& size, const std::st
 std::string text_of(const Budget& budget) {
     std::string text = "within " + bytes(budget.bytes) + " tokens stay unquantized";
     if (budget.in_parts) text += " (at most: sliding layers and the others have fixed parts of it)";
-    for (const BudgetStep& step : budget.steps) {
-        if (&step != &budget.steps.front()) text += ", then " + step.scheme;
-        text += " up to " + (step.tokens == all_tokens ? "any length" : count(step.tokens));
+    for (const BudgetRung& rung : budget.rungs) {
+        if (&rung != &budget.rungs.front()) text += ", then " + rung.scheme;
+        text += " up to " + (rung.tokens == all_tokens ? "any length" : count(rung.tokens));
     }
     return text + "; longer contexts are refused";
 }

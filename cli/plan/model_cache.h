@@ -19,14 +19,14 @@ StoredCache idealised_cache(const ModelShape& shape, double bits);
 
 // LOWKV_BUDGET: all rows are unquantized up to so many tokens, then the oldest are packed by the
 // next scheme, up to its number of tokens.
-struct BudgetStep {
+struct BudgetRung {
     std::string scheme;
     std::uint64_t tokens = 0;  // of a sequence
 };
 struct Budget {
     double bytes = 0;
-    bool in_parts = false;          // sliding layers have their own: steps may end before
-    std::vector<BudgetStep> steps;  // "exact" first
+    bool in_parts = false;          // sliding layers have their own: rungs may end before
+    std::vector<BudgetRung> rungs;  // "exact" first
 };
 
 // What LOWKV_BUDGET=`size` does with so many sequences of the model. Throws lowkv::Error for a

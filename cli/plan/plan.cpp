@@ -198,7 +198,7 @@ void add_plan(Command app, int& status) {
                    "What all must fit into, as 80GB (default: this machine's)");
     command.option(
         "--budget", &options->budget,
-        "Also how far each step of `lowkv run --budget` reaches within this size, ending "
+        "Also how far each rung of `lowkv run --budget` reaches within this size, ending "
         "at the last of --schemes (default: LOWKV_SCHEME, or lowkv2.8)");
     command.option("--bandwidth", &options->bandwidth,
                    "GB/s that the memory gives; without it, no times");

@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(PlannedRow, scheme, bits_per_element, kv_bytes,
                                                   total_bytes, fits, longest_context, access_bytes,
                                                   seconds_per_step)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(BudgetStep, scheme, tokens)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(BudgetRung, scheme, tokens)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(Advice, scheme, measured_on, lines)
 
 std::string heading(const Planned& planned) {
@@ -85,7 +85,7 @@ std::string notes(const Planned& planned) {
                           ", lie elsewhere: the memory is the cache's alone.\n"
                     : "No weights are counted: add --weights SIZE.\n";
     for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
-    if (!planned.budget.steps.empty())
+    if (!planned.budget.rungs.empty())
         text += wrapped("Budget: ", text_of(planned.budget) + ".", 8);
     for (const std::string& line : planned.advice.lines) text += wrapped("Advice: ", line, 8);
     return text;
@@ -115,7 +115,7 @@ std::string json(const Planned& planned) {
         {"unfused", planned.unfused},
         {"rows", planned.rows},
         {"budget",
-         budget.steps.empty() ? Json() : Json{{"bytes", budget.bytes}, {"steps", budget.steps}}},
+         budget.rungs.empty() ? Json() : Json{{"bytes", budget.bytes}, {"rungs", budget.rungs}}},
         {"advice", planned.advice.lines.empty() ? Json() : Json(planned.advice)}};
     return out.dump(2) + "\n";
 }

@@ -30,7 +30,7 @@ struct Planned {
     double bandwidth = 0;  // bytes/s; 0: not given
     bool unfused = false;
     std::vector<PlannedRow> rows;  // the first is f16
-    Budget budget;                 // without steps: none was given
+    Budget budget;                 // without rungs: none was given
     Advice advice;                 // without lines: the model is not from a file
 };
 

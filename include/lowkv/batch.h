@@ -60,10 +60,11 @@ class Batch {
   public:
     // The first retention.sinks tokens stay exact, in whole blocks; 0 for a sliding window, which
     // has none. Throws as Blocks do, for a filter's retention, and for a batch of 0 sequences.
-    // `finer`: plans for the same rows, from the most bits to the fewest, for a budget. On the CPU.
+    // `rungs`: plans for the same rows, from the most bits to the fewest, that come before `plan`
+    // within a budget. On the CPU.
     Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
           Retention retention, std::uint32_t sequences,
-          std::vector<std::shared_ptr<const Plan>> finer = {});
+          std::vector<std::shared_ptr<const Plan>> rungs = {});
 
     const Plan& plan() const noexcept { return sequences_.front().plan(); }
     Device& device() const noexcept { return sequences_.front().device(); }
@@ -93,7 +94,7 @@ class Batch {
     // Packs what has left the window, sparing the newest `spared` tokens beside, in whole blocks
     // and, with retention.flush, so many tokens at least.
     // Above 0, `budget` is what bytes() should not exceed: blocks are packed only while it is more,
-    // the oldest first, by the first finer plan. When all are packed, the oldest are packed once
+    // the oldest first, by the first rung. When all are packed, the oldest are packed once
     // more by the next, in the end by plan(). Where that is not enough, bytes() stays above it.
     void pack(std::uint32_t spared = 0, Executor& executor = serial_executor(),
               std::size_t budget = 0);
@@ -153,7 +154,7 @@ class Batch {
 
     // The image (serial.h) of tokens [first, last), numbered as they are here. Throws
     // Error(invalid_argument) where that would cut a packed block in two, or names dropped tokens
-    // or some that are packed by finer plans; and for a batch with padding.
+    // or some that are packed by a rung before plan(); and for a batch with padding.
     std::vector<std::byte> save(std::uint32_t first, std::uint32_t last) const;
     std::vector<std::byte> save() const { return save(first(), tokens()); }
 

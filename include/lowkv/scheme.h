@@ -247,9 +247,10 @@ struct Scheme {
     friend bool operator==(const Scheme&, const Scheme&) = default;
 };
 
-// What a budget of memory packs by before it packs by the scheme: the most bits first. Throws
+// The rungs of a ladder: what a budget of memory packs by before it packs by the scheme, the most
+// bits first. Throws
 // Error(unsupported), with the budget's name, for a scheme that no budget ends with.
-std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name);
+std::vector<LayerScheme> rungs_before(const Scheme& scheme, std::string_view name);
 // A block on the ladder that a budget packs by. Rung 0 is unquantized, the last one the scheme's.
 struct LadderBlock {
     std::uint32_t rung = 0;

@@ -60,12 +60,12 @@ void CacheBuffer::share_budget() {
             continue;
         }
         const std::size_t blocks = groups.block() / layer->plan().block_tokens();
-        costs.exact_block += blocks * layer->plan().exact_bytes();
-        costs.unit.resize(layer->plans().size());
-        for (std::size_t tier = 0; tier < costs.unit.size(); ++tier)
-            costs.unit[tier] += blocks * layer->plans()[tier]->packed_bytes();
+        costs.bytes.resize(layer->plans().size() + 1);
+        costs.bytes[0] += blocks * layer->plan().exact_bytes();
+        for (std::size_t rung = 1; rung < costs.bytes.size(); ++rung)
+            costs.bytes[rung] += blocks * layer->plans()[rung - 1]->packed_bytes();
     }
-    if (costs.unit.empty()) return;
+    if (costs.bytes.empty()) return;
     costs.limit = std::max<std::size_t>(mine > plain ? (mine - plain) / trackers_.size() : 0, 1);
     for (CellTracker& tracker : trackers_) tracker.set_budget(costs);
 }

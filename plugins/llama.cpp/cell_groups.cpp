@@ -40,7 +40,7 @@ void CellGroups::clear() noexcept {
     generations_.clear();
     unit_group_.clear();
     free_units_.clear();
-    tiers_.clear();
+    rungs_.clear();
     histories_.clear();
     version_ = 0;
     ++arrangement_;
@@ -226,11 +226,11 @@ void CellGroups::pack(std::uint32_t number) {
         make_room(free_units_, units);
         make_room(generations_, units);
         make_room(unit_group_, units);
-        tiers_.reserve(unit_group_.capacity());
+        rungs_.reserve(unit_group_.capacity());
         free_units_.push_back(static_cast<std::uint32_t>(units - 1));
         generations_.push_back(0);
         unit_group_.push_back(no_cell);
-        tiers_.push_back(0);
+        rungs_.push_back(0);
     }
     // The lowest one, so that the packed area stays compact.
     const auto lowest = std::min_element(free_units_.begin(), free_units_.end());
@@ -240,7 +240,7 @@ void CellGroups::pack(std::uint32_t number) {
     CellGroup& group = list_[number];
     group.unit = unit;
     unit_group_[unit] = number;
-    tiers_[unit] = 0;
+    rungs_[unit] = 1;
     ++generations_[unit];
     ++version_;
     ++arrangement_;
@@ -254,7 +254,7 @@ void CellGroups::pack(std::uint32_t number) {
 }
 
 void CellGroups::coarsen(std::uint32_t unit) noexcept {
-    ++tiers_[unit];
+    ++rungs_[unit];
     ++version_;
     ++arrangement_;
 }
@@ -271,9 +271,9 @@ void CellGroups::make_layout(Layout& layout) const {
     layout.cells.clear();
     for (std::uint32_t unit = 0; unit < generations_.size(); ++unit)
         if (generations_[unit] % 2 == 1) layout.units.push_back(unit);
-    // Those of a tier side by side: attention takes them at once.
+    // Those of a rung side by side: attention takes them at once.
     std::ranges::sort(layout.units, {},
-                      [&](std::uint32_t unit) { return std::pair(tiers_[unit], unit); });
+                      [&](std::uint32_t unit) { return std::pair(rungs_[unit], unit); });
     for (const std::uint32_t unit : layout.units) {
         const auto cells = unit_cells(unit);
         layout.cells.insert(layout.cells.end(), cells.begin(), cells.end());

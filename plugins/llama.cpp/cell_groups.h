@@ -74,12 +74,12 @@ class CellGroups {
                       std::uint32_t before, std::uint64_t now);
     bool has_room(std::uint32_t group, std::uint32_t rank) const noexcept;
 
-    // The group gets a unit of the finest tier (layer_cache.h): layers pack its rows when they
+    // The group gets a unit of the first rung: layers pack its rows when they
     // follow. What throws has changed nothing.
     void pack(std::uint32_t group);
-    // Layers pack the unit's rows once more, in the next tier.
+    // Layers pack the unit's rows once more, by the next rung.
     void coarsen(std::uint32_t unit) noexcept;
-    std::uint8_t tier(std::uint32_t unit) const noexcept { return tiers_[unit]; }
+    std::uint8_t rung(std::uint32_t unit) const noexcept { return rungs_[unit]; }
 
     std::uint32_t groups() const noexcept { return static_cast<std::uint32_t>(list_.size()); }
     CellGroup& group(std::uint32_t group) noexcept { return list_[group]; }
@@ -144,7 +144,7 @@ class CellGroups {
     std::vector<CellGroup> list_;
     std::vector<std::uint32_t> free_groups_;
     std::vector<std::uint32_t> generations_, unit_group_, free_units_;  // per unit
-    std::vector<std::uint8_t> tiers_;                                   // per unit
+    std::vector<std::uint8_t> rungs_;                                   // per unit
     std::uint64_t ids_ = 0;
     struct History {
         std::uint32_t top_rank = 0;    // the highest so far

@@ -185,7 +185,7 @@ void CellTracker::pack_restored() {
         if (budget_.limit == 0 || !is_ready(groups_.group(number))) continue;
         pack(number, any);
         const std::uint32_t unit = groups_.group(number).unit;
-        while (groups_.tier(unit) < last_tier()) groups_.coarsen(unit);
+        while (groups_.rung(unit) < last_rung()) groups_.coarsen(unit);
     }
     if (!marked) {
         const auto old = static_cast<std::uint32_t>(left_window(retention_, rank));
@@ -208,7 +208,7 @@ RowMark CellTracker::mark(std::uint32_t cell) const {
 // Packed by the scheme itself, and will be so at once where it is restored: see is_ready().
 bool CellTracker::coded(std::uint32_t number) const noexcept {
     const CellGroup& group = groups_.group(number);
-    return group.unit != no_cell && groups_.tier(group.unit) == last_tier() &&
+    return group.unit != no_cell && groups_.rung(group.unit) == last_rung() &&
            group.live >= groups_.block() / 8 && group.first_rank > retention_.sinks;
 }
 
@@ -287,17 +287,16 @@ void CellTracker::pack(std::uint32_t group, bool& any) {
 
 std::size_t CellTracker::held_bytes() const noexcept {
     const auto exact = std::ranges::count_if(groups_.exact_rows(), [](auto n) { return n > 0; });
-    std::size_t held = static_cast<std::size_t>(exact) * budget_.exact_block;
+    std::size_t held = static_cast<std::size_t>(exact) * budget_.bytes.front();
     for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
         const CellGroup& group = groups_.group(g);
-        if (group.live > 0 && group.unit != no_cell) held += budget_.unit[groups_.tier(group.unit)];
+        if (group.live > 0 && group.unit != no_cell)
+            held += budget_.bytes[groups_.rung(group.unit)];
     }
     return held;
 }
 
 void CellTracker::make_room() {
-    std::vector<std::size_t> bytes{budget_.exact_block};
-    bytes.insert(bytes.end(), budget_.unit.begin(), budget_.unit.end());
     bool any = false, goes_on = true;
     std::size_t held = held_bytes();
     // Rows of a group may lie in several blocks: what packing it frees shows afterwards.
@@ -310,9 +309,9 @@ void CellTracker::make_room() {
             if (!packed && !is_ready(group)) continue;
             numbers.push_back(g);
             ladder.push_back(
-                {packed ? 1u + groups_.tier(group.unit) : 0u, group.history, group.first_rank});
+                {packed ? groups_.rung(group.unit) : 0u, group.history, group.first_rank});
         }
-        descend(ladder, bytes, held, budget_.limit);
+        descend(ladder, budget_.bytes, held, budget_.limit);
         goes_on = false;
         for (std::size_t i = 0; i < numbers.size(); ++i) {
             const CellGroup& group = groups_.group(numbers[i]);
@@ -321,13 +320,13 @@ void CellTracker::make_room() {
                 pack(numbers[i], any);
                 goes_on = true;
             }
-            for (; ladder[i].rung > 1u + groups_.tier(group.unit); goes_on = true)
+            for (; ladder[i].rung > groups_.rung(group.unit); goes_on = true)
                 groups_.coarsen(group.unit);
         }
         held = held_bytes();
     }
     // A step's own rows are in its window.
-    const std::size_t slack = (previous_.size() / groups_.block() + 2) * budget_.exact_block;
+    const std::size_t slack = (previous_.size() / groups_.block() + 2) * budget_.bytes.front();
     if (held > budget_.limit + slack)
         report_once(GGML_LOG_LEVEL_WARN,
                     "the budget (LOWKV_BUDGET or --budget) is exceeded: each sequence keeps its "

@@ -38,11 +38,10 @@ class CellTracker {
     CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention, bool packs);
 
     // What groups cost in all layers together, in bytes, and how much they may. Rows that are ready
-    // to be packed are so only when it is more, and packed rows go on to coarser tiers.
+    // to be packed are so only when it is more, and packed rows go down the ladder.
     struct Budget {
-        std::size_t limit = 0;  // 0: none
-        std::size_t exact_block = 0;
-        std::vector<std::size_t> unit;  // by tier
+        std::size_t limit = 0;           // 0: none
+        std::vector<std::size_t> bytes;  // of an exact block, then of a unit by rung
     };
     void set_budget(Budget budget) { budget_ = std::move(budget); }
     std::size_t held_bytes() const noexcept;
@@ -133,8 +132,8 @@ class CellTracker {
     void pack_ready();
     void pack(std::uint32_t group, bool& any);
     bool coded(std::uint32_t group) const noexcept;
-    std::size_t last_tier() const noexcept {
-        return budget_.unit.empty() ? 0 : budget_.unit.size() - 1;
+    std::size_t last_rung() const noexcept {
+        return budget_.bytes.empty() ? 1 : budget_.bytes.size() - 1;
     }
     void make_room();
     bool is_ready(const CellGroup& group) const noexcept;

@@ -70,7 +70,7 @@ std::string LayerCache::why_not_packed() {
         inputs.rope = rope_ ? &*rope_ : nullptr;
         if (setting_->calibration)
             inputs.calibration = &layer_calibration(*setting_, index_, shape_);
-        std::vector<LayerScheme> schemes = setting_->finer;
+        std::vector<LayerScheme> schemes = setting_->rungs;
         schemes.push_back(setting_->scheme.layer(index_));
         Blocks::Ladder ladder;
         for (const LayerScheme& scheme : schemes)

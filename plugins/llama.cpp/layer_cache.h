@@ -118,7 +118,7 @@ class LayerCache {
                     const std::int32_t* distances, std::vector<std::uint32_t>& rest);
     // Packed blocks that were moved so, each time.
     std::uint64_t moved_blocks() const noexcept { return moved_blocks_; }
-    // Packed once more in a coarser tier, each time.
+    // Packed once more by a lower rung, each time.
     std::uint64_t coarsened_blocks() const noexcept { return coarsened_blocks_; }
 
     // Does what the stream's groups ask for and this layer has not done yet: packs rows that got a

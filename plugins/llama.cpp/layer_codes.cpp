@@ -30,7 +30,8 @@ std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_i
                     .inputs = its.inputs_hash(),
                     .codes = {}};
     for (const std::uint32_t b : blocks_of(groups, unit)) {
-        if (s.packed.rung(b) != plans().size()) return {};  // it was written since, or is finer
+        if (s.packed.rung(b) != plans().size())
+            return {};  // it was written since, or is on another rung
         const BlockView view = s.packed.view(b);
         const auto add = [&](const std::byte* from, std::size_t bytes) {
             const std::size_t at = codes.codes.size();

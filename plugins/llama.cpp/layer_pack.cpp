@@ -27,7 +27,7 @@ std::vector<std::uint32_t> LayerCache::blocks_of(const CellGroups& groups,
 }
 
 std::uint8_t LayerCache::wanted_rung(const CellGroups& groups, std::uint32_t unit) const noexcept {
-    return plan().scheme().exact() ? 0 : static_cast<std::uint8_t>(groups.tier(unit) + 1);
+    return plan().scheme().exact() ? 0 : groups.rung(unit);
 }
 
 // The block whose statistics a unit takes over: that of the nearest packed group before it in its

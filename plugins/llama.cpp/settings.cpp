@@ -132,7 +132,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
         next->device = read_device();
         if (!budget.empty()) {
             next->budget = parse_size(budget, "LOWKV_BUDGET");
-            next->finer = finer_than(next->scheme, "LOWKV_BUDGET");
+            next->rungs = rungs_before(next->scheme, "LOWKV_BUDGET");
         }
         if (next->scheme.needs_calibration())
             next->calibration = find_calibration(next->scheme, calibration_named_in);

@@ -26,9 +26,9 @@ struct Setting {
     Scheme scheme;
     std::shared_ptr<const Calibration> calibration;  // null: the scheme needs none
     // LOWKV_BUDGET, in bytes; 0: none. While it lasts rows stay exact, then the oldest are packed
-    // by the first of `finer`, then by the next, and in the end by the scheme.
+    // by the first of `rungs`, then by the next, and in the end by the scheme.
     std::size_t budget = 0;
-    std::vector<LayerScheme> finer;
+    std::vector<LayerScheme> rungs;
     std::string device = "cpu";  // LOWKV_DEVICE, where packed caches are (devices.h)
     bool packed_states = true;  // LOWKV_STATES: saved states hold codes (unit_codes.h), not numbers
     // LOWKV_CONVERSATIONS: so many share a unified cache at once, each with its own window.

@@ -14,7 +14,7 @@ class Budget:
     def __init__(self, size: str | int, scheme: Scheme, windows: list[int | None]):
         if not isinstance(size, str | int) or isinstance(size, bool):
             raise Error(f"budget must be a str such as '24MiB', or an int of bytes, not {type(size).__name__}")
-        self.size, self.bytes, self.finer = str(size), parse_size(str(size)), scheme.finer()
+        self.size, self.bytes, self.rungs = str(size), parse_size(str(size)), scheme.rungs()
         self.scheme, self.windows = scheme, windows
         self._shape: tuple[int, int] | None = None
 

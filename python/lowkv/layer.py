@@ -109,12 +109,12 @@ class Layer(CacheLayerMixin):
             raise Error(f"layer {self.index}: keys {tuple(keys.shape)} and values {tuple(values.shape)} "
                         "have other heads or head_dims; lowkv needs the same")
         shape, rows = (keys.shape[1], keys.shape[3]), keys.dtype
-        finer = []
+        rungs = []
         if self.budget is not None:
             self.budget.require_alike(self.index, shape)
-            finer = [Plan(scheme, self.index, *shape, rows) for scheme in self.budget.finer]
+            rungs = [Plan(scheme, self.index, *shape, rows) for scheme in self.budget.rungs]
         self._plan = Plan(self.scheme, self.index, *shape, rows)
-        self._hold(Batch(self.store, self._plan, self.retention, keys.shape[0], finer))
+        self._hold(Batch(self.store, self._plan, self.retention, keys.shape[0], rungs))
 
     def _require_place(self, device: torch.device) -> None:
         """Raises Error for rows that the cache can't take where they are."""

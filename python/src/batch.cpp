@@ -333,12 +333,12 @@ void bind_batch(nb::module_& m) {
             "__init__",
             [](Batch* self, const std::shared_ptr<Store>& store, const std::shared_ptr<Plan>& plan,
                const Retention& retention, std::uint32_t sequences,
-               const std::vector<std::shared_ptr<Plan>>& finer) {
-                new (self) Batch(store, plan, retention, sequences, {finer.begin(), finer.end()});
+               const std::vector<std::shared_ptr<Plan>>& rungs) {
+                new (self) Batch(store, plan, retention, sequences, {rungs.begin(), rungs.end()});
             },
             "store"_a, "plan"_a, "retention"_a, "sequences"_a,
-            "finer"_a = std::vector<std::shared_ptr<Plan>>(),
-            "finer: plans for pack() within a budget, the most bits first.")
+            "rungs"_a = std::vector<std::shared_ptr<Plan>>(),
+            "rungs: plans for pack() within a budget, the most bits first.")
         .def_prop_ro(
             "shape",
             [](const Batch& b) {

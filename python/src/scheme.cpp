@@ -103,10 +103,10 @@ void bind_scheme(nb::module_& m) {
             [](const Scheme& s, std::uint32_t layers) { require_layers(s, layers); }, "layers"_a,
             "Raises Error when an override names a layer that a model of so many layers lacks.")
         .def(
-            "finer",
+            "rungs",
             [](const Scheme& s) {
                 std::vector<Scheme> schemes;
-                for (const LayerScheme& rung : finer_than(s, "budget"))
+                for (const LayerScheme& rung : rungs_before(s, "budget"))
                     schemes.push_back({rung, s.retention, {}});
                 return schemes;
             },

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
+#include <utility>
 #include <vector>
 
 #include "attention/query.h"
@@ -52,25 +51,31 @@ class PieceCall {
     PieceCall(std::span<const PiecewiseAttention> sequences, const AttentionParams& params,
               PieceWorkspace& work, Executor& executor)
         : sequences_(sequences), params_(params), work_(work), executor_(executor) {
-        several_ = std::ranges::any_of(
-            sequences, [](const PiecewiseAttention& its) { return its.pieces.size() > 1; });
-        work_.parts.clear();
-        work_.turned.clear();
+        std::size_t rows = 0, turned = 0;
         for (const PiecewiseAttention& sequence : sequences) {
             if (sequence.pieces.empty()) attention::refuse("a sequence has no pieces");
-            const Shape& shape = sequence.pieces.front().plan->shape();
-            attention::check_arguments(shape, sequence.io, sequence.mask, params);
+            several_ = several_ || sequence.pieces.size() > 1;
+            shape_ = sequence.pieces.front().plan->shape();
+            attention::check_arguments(shape_, sequence.io, sequence.mask, params);
+        }
+        for (const PiecewiseAttention& sequence : sequences) {
+            const std::size_t queries = std::size_t{sequence.io.tokens} * sequence.io.heads;
+            if (is_joined(sequence)) rows += sequence.pieces.size() * queries;
+            for (const AttentionPiece& piece : sequence.pieces)
+                if (piece.back != nullptr) turned += queries;
+        }
+        work_.parts.clear();
+        work_.out.resize(rows * shape_.out_dim());
+        work_.lse.resize(rows);
+        work_.queries.resize(turned * shape_.head_dim);
+        for (const PiecewiseAttention& sequence : sequences) {
             const std::size_t first = work_.parts.size();
             std::uint32_t next = sequence.io.first_cell;
             for (const AttentionPiece& piece : sequence.pieces) add(sequence, piece, first, next);
         }
-        place();
     }
 
     void run(const Device& device, AttentionWorkspace& workspace) {
-        executor_.parallel_for(work_.turned.size(), [this](std::size_t i, unsigned) {
-            turn(work_.parts[work_.turned[i].part], work_.turned[i].token);
-        });
         AttentionParams params = params_;
         if (several_) params.sink_logits = nullptr;  // join() adds them
         for (const AttentionPart& first : work_.parts) {
@@ -90,7 +95,7 @@ class PieceCall {
         }
         // A prompt's are large.
         constexpr std::size_t most_floats = std::size_t{1} << 22;
-        for (std::vector<float>* floats : {&work_.queries, &work_.masks, &work_.out})
+        for (std::vector<float>* floats : {&work_.queries, &work_.out})
             if (floats->capacity() > most_floats) *floats = {};
     }
 
@@ -99,8 +104,9 @@ class PieceCall {
     const AttentionParams& params_;
     PieceWorkspace& work_;
     Executor& executor_;
-    bool several_ = false;                            // any sequence has several pieces
-    std::size_t queries_ = 0, masks_ = 0, rows_ = 0;  // floats, and rows of `out`
+    Shape shape_;
+    bool several_ = false;               // any sequence has several pieces
+    std::size_t rows_ = 0, turned_ = 0;  // of out, and queries, that parts have been given
 
     // The only piece of a sequence writes where the caller wants it.
     bool is_joined(const PiecewiseAttention& sequence) const {
@@ -116,117 +122,90 @@ class PieceCall {
     // the piece before.
     void add(const PiecewiseAttention& sequence, const AttentionPiece& piece, std::size_t first,
              std::uint32_t& next) {
-        const AttentionIO& io = sequence.io;
-        AttentionPart part{.sequence = &sequence,
-                           .plan = piece.plan,
-                           .attention = {piece.blocks, io, sequence.mask}};
+        const Mask& mask = sequence.mask;
+        const AttentionIO& whole = sequence.io;
         const std::uint32_t end =
-            std::max(next, std::min(piece.first_cell + piece.cells, io.n_cells));
-        part.begin = std::max(next, piece.first_cell);
-        if (part.begin > end || (part.begin == end && is_joined(sequence))) return;
+            std::max(next, std::min(piece.first_cell + piece.cells, whole.n_cells));
+        std::uint32_t begin = std::max(next, piece.first_cell);
+        if (begin > end || (begin == end && is_joined(sequence))) return;
         next = end;
-        part.attention.mask = attention::cut(sequence.mask, part.begin - io.first_cell);
-        const bool newest = end == io.n_cells && end - piece.first_cell >= io.tokens;
-        if (sequence.mask.kind == Mask::Kind::causal && !newest) {
-            const std::uint32_t first_query = io.n_cells - io.tokens;
-            part.begin = std::max(part.begin, oldest(sequence.mask, first_query));
-            if (part.begin >= end) return;
+        AttentionPart part{&sequence, piece.plan, piece.back, {piece.blocks, whole, {}}, {}};
+        part.attention.mask = attention::cut(mask, begin - whole.first_cell);
+        const bool newest = end == whole.n_cells && end - piece.first_cell >= whole.tokens;
+        if (mask.kind == Mask::Kind::causal && !newest) {
+            const std::uint32_t first_query = whole.n_cells - whole.tokens;
+            begin = std::max(begin, oldest(mask, first_query));
+            if (begin >= end) return;
             part.attention.mask = {};
-            part.masked = params_.alibi_slopes != nullptr || end > first_query + 1 ||
-                          oldest(sequence.mask, io.n_cells - 1) > part.begin;
+            if (params_.alibi_slopes != nullptr || end > first_query + 1 ||
+                oldest(mask, whole.n_cells - 1) > begin)
+                write_mask(part, begin, end);
         }
-        part.attention.io.first_cell = part.begin - piece.first_cell;
-        part.attention.io.n_cells = end - piece.first_cell;
-        if (part.masked) {
-            part.mask = masks_;
-            masks_ += std::size_t{io.tokens} * (end - part.begin);
-        }
+        AttentionIO& io = part.attention.io;
+        io.first_cell = begin - piece.first_cell;
+        io.n_cells = end - piece.first_cell;
+        if (piece.back != nullptr) turn(part, first);
         if (is_joined(sequence)) {
-            part.row = rows_;
+            io.out = work_.out.data() + rows_ * shape_.out_dim();
+            io.out_token_stride = std::size_t{io.heads} * shape_.out_dim();
+            io.out_head_stride = shape_.out_dim();
+            io.lse = work_.lse.data() + rows_;
             rows_ += std::size_t{io.tokens} * io.heads;
         }
-        if (piece.back != nullptr) add_queries(part, *piece.back, first);
-        work_.parts.push_back(part);
-    }
-
-    // Queries that are turned by the distance, once for all of a sequence's pieces.
-    void add_queries(AttentionPart& part, const KeyShift& back, std::size_t first) {
-        part.back = &back;
-        for (std::size_t i = first; i < work_.parts.size(); ++i) {
-            if (work_.parts[i].back != &back) continue;
-            part.queries = work_.parts[i].queries;
-            return;
-        }
-        const AttentionIO& io = part.attention.io;
-        part.queries = queries_;
-        queries_ += std::size_t{io.tokens} * io.heads * part.plan->shape().head_dim;
-        for (std::uint32_t token = 0; token < io.tokens; ++token)
-            work_.turned.push_back({work_.parts.size(), token});
-    }
-
-    // What parts need of the workspace, once it is known how much that is.
-    void place() {
-        if (work_.parts.empty()) return;
-        const Shape& shape = work_.parts.front().plan->shape();
-        work_.queries.resize(queries_);
-        work_.masks.resize(masks_);
-        work_.out.resize(rows_ * shape.out_dim());
-        work_.lse.resize(rows_);
-        for (AttentionPart& part : work_.parts) {
-            AttentionIO& io = part.attention.io;
-            if (part.masked) write_mask(part);
-            if (is_joined(*part.sequence)) {
-                io.out = work_.out.data() + part.row * shape.out_dim();
-                io.out_token_stride = std::size_t{io.heads} * shape.out_dim();
-                io.out_head_stride = shape.out_dim();
-                io.lse = work_.lse.data() + part.row;
-            }
-            if (part.back == nullptr) continue;
-            io.q = work_.queries.data() + part.queries;
-            io.q_token_stride = std::size_t{io.heads} * shape.head_dim;
-            io.q_head_stride = shape.head_dim;
-        }
+        work_.parts.push_back(std::move(part));
     }
 
     // The causal mask, with the distances of ALiBi, of cells that are not the newest.
-    void write_mask(AttentionPart& part) {
+    void write_mask(AttentionPart& part, std::uint32_t begin, std::uint32_t end) const {
         const AttentionIO& io = part.sequence->io;
-        const std::uint32_t cells = part.attention.io.n_cells - part.attention.io.first_cell;
-        float* mask = work_.masks.data() + part.mask;
-        part.attention.mask = {.kind = Mask::Kind::additive_f32, .data = mask, .row_stride = cells};
         for (std::uint32_t own = io.n_cells - io.tokens; own < io.n_cells; ++own) {
             const std::uint32_t first = oldest(part.sequence->mask, own);
-            for (std::uint32_t cell = part.begin; cell < part.begin + cells; ++cell)
-                *mask++ = cell < first || cell > own ? -std::numeric_limits<float>::infinity()
-                          : params_.alibi_slopes == nullptr
-                              ? 0.0f
-                              : static_cast<float>(cell) - static_cast<float>(own);
+            for (std::uint32_t cell = begin; cell < end; ++cell)
+                part.mask.push_back(cell < first || cell > own ? -INFINITY
+                                    : params_.alibi_slopes == nullptr
+                                        ? 0.0f
+                                        : static_cast<float>(cell) - static_cast<float>(own));
         }
+        part.attention.mask = {
+            .kind = Mask::Kind::additive_f32, .data = part.mask.data(), .row_stride = end - begin};
     }
 
-    void turn(const AttentionPart& part, std::uint32_t token) const {
-        const AttentionIO& io = part.sequence->io;
-        const std::size_t head_dim = part.plan->shape().head_dim;
-        float* q = work_.queries.data() + part.queries + std::size_t{token} * io.heads * head_dim;
-        for (std::uint32_t head = 0; head < io.heads; ++head, q += head_dim) {
-            std::copy_n(io.q + token * io.q_token_stride + head * io.q_head_stride, head_dim, q);
-            part.back->turn(q);
-        }
+    // Queries that are turned by the distance, once for all of a sequence's pieces.
+    void turn(AttentionPart& part, std::size_t first) {
+        AttentionIO& io = part.attention.io;
+        const auto known = std::find_if(
+            work_.parts.begin() + static_cast<std::ptrdiff_t>(first), work_.parts.end(),
+            [&](const AttentionPart& other) { return other.back == part.back; });
+        float* turned = work_.queries.data() + turned_ * shape_.head_dim;
+        const AttentionIO from = io;
+        io.q = known != work_.parts.end() ? known->attention.io.q : turned;
+        io.q_token_stride = std::size_t{io.heads} * shape_.head_dim;
+        io.q_head_stride = shape_.head_dim;
+        if (known != work_.parts.end()) return;
+        turned_ += std::size_t{io.tokens} * io.heads;
+        executor_.parallel_for(io.tokens, [&](std::size_t token, unsigned) {
+            float* q = turned + token * io.q_token_stride;
+            for (std::uint32_t head = 0; head < io.heads; ++head, q += shape_.head_dim) {
+                std::copy_n(from.q + token * from.q_token_stride + head * from.q_head_stride,
+                            shape_.head_dim, q);
+                part.back->turn(q);
+            }
+        });
     }
 
     // The softmax over all of a sequence's parts, and over the logits of sinks. Of no parts: zeros.
     void join(const PiecewiseAttention& sequence, std::span<const AttentionPart> parts) {
         const AttentionIO& io = sequence.io;
-        const std::size_t channels = sequence.pieces.front().plan->shape().out_dim();
+        const std::size_t channels = shape_.out_dim();
         const std::size_t rows = std::size_t{io.tokens} * io.heads;
-        const std::size_t first = parts.empty() ? 0 : parts.front().row;
         const auto join_row = [&](std::size_t i, unsigned) {
             const std::size_t token = i / io.heads, head = i % io.heads;
             const float* sink =
                 params_.sink_logits != nullptr ? params_.sink_logits + head : nullptr;
+            const AttentionIO* first = parts.empty() ? nullptr : &parts.front().attention.io;
             const float lse = attention::join(
-                work_.lse.data() + first + i, nullptr, rows,
-                work_.out.data() + (first + i) * channels, rows * channels,
+                first != nullptr ? first->lse + i : nullptr, nullptr, rows,
+                first != nullptr ? first->out + i * channels : nullptr, rows * channels,
                 static_cast<std::uint32_t>(parts.size()), static_cast<std::uint32_t>(channels),
                 sink, io.out + token * io.out_token_stride + head * io.out_head_stride);
             if (io.lse != nullptr) io.lse[i] = lse;

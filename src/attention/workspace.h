@@ -54,26 +54,19 @@ struct AttentionJob {
 
 // What the queries of a sequence see of one piece.
 struct AttentionPart {
-    const PiecewiseAttention* sequence = nullptr;
-    const Plan* plan = nullptr;
+    const PiecewiseAttention* sequence;
+    const Plan* plan;
+    const KeyShift* back;
     SequenceAttention attention;
-    const KeyShift* back = nullptr;
-    bool masked = false;                         // its mask is written out
-    std::uint32_t begin = 0;                     // its first cell in the sequence
-    std::size_t queries = 0, mask = 0, row = 0;  // where its share of the workspace begins
+    std::vector<float> mask;  // its part of a causal mask, where it has to be written out
 };
 
 struct PieceWorkspace {
     std::vector<AttentionPiece> pieces;  // a Batch's
     std::vector<PiecewiseAttention> sequences;
-    struct Turned {
-        std::size_t part;
-        std::uint32_t token;
-    };
     std::vector<AttentionPart> parts;  // of attend(), sequence by sequence
-    std::vector<Turned> turned;
     std::vector<SequenceAttention> attended;
-    std::vector<float> queries, masks, out, lse;
+    std::vector<float> queries, out, lse;
 };
 
 struct AttentionWorkspace::Impl {

@@ -30,15 +30,15 @@ Batch::Batch(const std::shared_ptr<Store>& store, Blocks::Ladder ladder, const R
     // A FilteredSequence serves filters.
     require_served({plan().scheme(), retention_, {}}, Host::sequence);
     if (shared->size() > 1 && &device() != cpu_device().get())
-        refuse("finer plans are for the CPU alone");
+        refuse("rungs are for the CPU alone");
     state_.packed_first = state_.packed_end = batch_retention(plan(), retention_).sinks;
     state_.queries.resize(sequences);
 }
 
 Batch::Batch(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
              Retention retention, std::uint32_t sequences,
-             std::vector<std::shared_ptr<const Plan>> finer)
-    : Batch(store, (finer.push_back(plan), std::move(finer)),
+             std::vector<std::shared_ptr<const Plan>> rungs)
+    : Batch(store, (rungs.push_back(plan), std::move(rungs)),
             plan != nullptr ? batch_retention(*plan, retention) : retention, sequences) {}
 
 Retention batch_retention(const Plan& plan, Retention retention) noexcept {

@@ -72,7 +72,7 @@ std::vector<ImageSpan> spans_of(const Blocks& sequence, std::uint32_t first, std
         const std::uint8_t rung = sequence.rung(cell / tokens);
         count = rung > 0 ? tokens : std::min(tokens - cell % tokens, end - cell);
         if (rung > 0 && rung < sequence.ladder().size())
-            refuse(saving, range_text(cell, cell + count) + " are packed by a finer plan");
+            refuse(saving, range_text(cell, cell + count) + " are packed by another rung");
         if (spans.empty() || spans.back().packed != (rung > 0))
             spans.push_back({cell, 0, rung > 0});
         spans.back().tokens += count;

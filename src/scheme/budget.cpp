@@ -69,7 +69,7 @@ std::size_t descend(std::span<LadderBlock> blocks, std::span<const std::size_t> 
     return held;
 }
 
-std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name) {
+std::vector<LayerScheme> rungs_before(const Scheme& scheme, std::string_view name) {
     const std::pair<const char*, std::vector<const char*>> ladders[] = {
         {"lowkv4", {}},
         {"lowkv3", {"lowkv4"}},
@@ -77,16 +77,17 @@ std::vector<LayerScheme> finer_than(const Scheme& scheme, std::string_view name)
         {"lowkv2", {"lowkv4", "lowkv2.8"}},
         {"lowkv1.5", {"lowkv4", "lowkv2.8", "lowkv2"}}};
     if (scheme.overrides.empty())
-        for (const auto& [end, finer] : ladders) {
+        for (const auto& [end, rungs] : ladders) {
             if (!(scheme.base == parse_scheme(end).base)) continue;
             std::vector<LayerScheme> schemes;
-            for (const char* rung : finer) schemes.push_back(parse_scheme(rung).base);
+            for (const char* rung : rungs) schemes.push_back(parse_scheme(rung).base);
             return schemes;
         }
-    throw Error(ErrorCode::unsupported,
-                std::string(name) +
-                    " is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
-                    "layers alike: it ends with the one that is named and begins with finer ones");
+    throw Error(
+        ErrorCode::unsupported,
+        std::string(name) +
+            " is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
+            "layers alike: it ends with the one that is named and begins with ones of more bits");
 }
 
 }  // namespace lowkv

@@ -119,7 +119,7 @@ def test_only_a_file_is_advised_on(tmp_path):
 
 def steps(tmp_path, model, budget, *args):
     out = planned(tmp_path, model, "--budget", budget, *args)["budget"]
-    return out["bytes"], {step["scheme"]: step["tokens"] for step in out["steps"]}
+    return out["bytes"], {rung["scheme"]: rung["tokens"] for rung in out["rungs"]}
 
 
 def test_steps_of_a_budget(tmp_path):

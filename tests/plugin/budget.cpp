@@ -41,14 +41,14 @@ const lowkv::ggml::CellGroups& groups_of(const Cache& cache) {
     return lowkv::ggml::cache_tensor(cache.keys(0))->buffer->tracker(0).groups();
 }
 
-// Units by the tier that they should be in.
-std::map<unsigned, unsigned> tiers_of(const Cache& cache, std::uint32_t history = UINT32_MAX) {
+// Units by the rung that they should be on.
+std::map<unsigned, unsigned> rungs_of(const Cache& cache, std::uint32_t history = UINT32_MAX) {
     const auto& groups = groups_of(cache);
     std::map<unsigned, unsigned> units;
     for (std::uint32_t g = 0; g < groups.groups(); ++g) {
         const auto& group = groups.group(g);
         if (group.live == 0 || group.unit == lowkv::ggml::no_cell) continue;
-        if (history == UINT32_MAX || history == group.history) ++units[groups.tier(group.unit)];
+        if (history == UINT32_MAX || history == group.history) ++units[groups.rung(group.unit)];
     }
     return units;
 }
@@ -99,18 +99,18 @@ TEST_CASE("the memory stays within the budget, as precise as it can be") {
         for (std::uint32_t first = 0; first + step < 3900; first += step) {
             REQUIRE(cache.step(range(first, first + step), range(0, first)) == fine);
             CHECK(held(lowkv::ggml::stats()) <= limit + slack);
-            seen.push_back(tiers_of(cache));
+            seen.push_back(rungs_of(cache));
         }
-        // Nothing is packed at first; a tier is used up before the next one begins.
+        // Nothing is packed at first; a rung is used up before the next one begins.
         CHECK(seen.front().empty());
         CHECK(seen[5].empty());
-        for (auto& tiers : seen) {
-            CAPTURE(tiers[0]);
-            CAPTURE(tiers[1]);
-            CAPTURE(tiers[2]);
-            CAPTURE(tiers[3]);
-            for (unsigned coarse = 2; coarse < 4; ++coarse)
-                if (tiers[coarse] > 0) CHECK(tiers[coarse - 2] <= 4);
+        for (auto& rungs : seen) {
+            CAPTURE(rungs[1]);
+            CAPTURE(rungs[2]);
+            CAPTURE(rungs[3]);
+            CAPTURE(rungs[4]);
+            for (unsigned low = 3; low < 5; ++low)
+                if (rungs[low] > 0) CHECK(rungs[low - 2] <= 4);
         }
         CHECK(held(lowkv::ggml::stats()) > limit * 3 / 4);
         CHECK((lowkv::ggml::stats().coarsened_blocks > 0) == (limit < 2000 * kib));
@@ -129,11 +129,11 @@ TEST_CASE("sequences share it fairly, and shifts, states and copies go on") {
         its.insert(its.end(), where.begin(), where.end());
     }
     const auto& groups = groups_of(cache);
-    auto one = tiers_of(cache, groups.group(groups.group_of(own[0].back())).history);
-    auto other = tiers_of(cache, groups.group(groups.group_of(own[1].back())).history);
-    for (const unsigned tier : {0u, 1u, 2u}) {
-        CAPTURE(tier);
-        CHECK(std::max(one[tier], other[tier]) - std::min(one[tier], other[tier]) <= 2);
+    auto one = rungs_of(cache, groups.group(groups.group_of(own[0].back())).history);
+    auto other = rungs_of(cache, groups.group(groups.group_of(own[1].back())).history);
+    for (const unsigned rung : {1u, 2u, 3u}) {
+        CAPTURE(rung);
+        CHECK(std::max(one[rung], other[rung]) - std::min(one[rung], other[rung]) <= 2);
     }
     CHECK(error_of(cache, own[0], 4000) < 0.02f);
 
@@ -156,12 +156,12 @@ TEST_CASE("sequences share it fairly, and shifts, states and copies go on") {
 }
 
 // Keys of all layers come first, then values, each in one call: as llama.cpp restores, but into
-// layers that have packed their rows in several tiers.
-TEST_CASE("rows written over packed ones go to the tier that each of them is in") {
+// layers that have packed their rows by several rungs.
+TEST_CASE("rows written over packed ones go to the rung that each of them is on") {
     BudgetedCache cache(1130 * kib);
     for (std::uint32_t first = 0; first < 3800; first += 100)
         REQUIRE(cache.step(range(first, first + 100), range(0, first)) == fine);
-    REQUIRE(tiers_of(cache).size() > 1);
+    REQUIRE(rungs_of(cache).size() > 1);
     const Bytes rows = rows_of(cache.keys(1), 0, 3800);
     ggml_backend_tensor_set(cache.keys(1), rows.data(), 0, rows.size());
     CHECK(rows_of(cache.keys(1), 0, 3800).size() == rows.size());
