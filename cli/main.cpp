@@ -9,8 +9,8 @@
 
 namespace lowkv::cli {
 
-// Each is in the folder of its name. It adds its subcommand to `app`; when chosen, that sets `status`.
-// `words` follow a bare -- on the command line.
+// Each is in the folder of its name. It adds its subcommand to `app`; when chosen, that sets
+// `status`. `words` follow a bare -- on the command line.
 void add_generate(Command app, int& status);
 void add_compare(Command app, int& status);
 void add_run(Command app, int& status, const std::vector<std::string>& words);

@@ -138,7 +138,8 @@ TEST_CASE("one key as long as f16 holds leaves the others of its block as exact 
                 const double loss = others(ratio, own, each);
                 CHECK(loss < 1.5 * ordinary);
                 for (std::uint32_t t = 0; t < n; ++t)
-                    if (t != token % n) worst_key = std::max(worst_key, each[t] / std::max(before[t], ordinary));
+                    if (t != token % n)
+                        worst_key = std::max(worst_key, each[t] / std::max(before[t], ordinary));
                 CHECK(own < 2.0 * ordinary);  // of one key, which scatters
                 worst = std::max(worst, loss / ordinary);
                 worst_own = std::max(worst_own, own);

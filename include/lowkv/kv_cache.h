@@ -55,8 +55,8 @@ class KvCache {
     std::uint32_t add();
     std::uint32_t fork(std::uint32_t sequence);
     void remove(std::uint32_t sequence);
-    // Drops all tokens from `tokens` on, in all layers or, where it throws, in none. Ends a step that
-    // a layer is in.
+    // Drops all tokens from `tokens` on, in all layers or, where it throws, in none. Ends a step
+    // that a layer is in.
     void truncate(std::uint32_t sequence, std::uint32_t tokens);
 
     // Throws Error(invalid_argument) if there is no such sequence or layer.

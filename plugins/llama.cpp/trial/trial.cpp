@@ -1,8 +1,8 @@
 // lowkv-trial PLUGIN: whether the plug-in fits a ggml that is newer than all it knows. `lowkv run`
 // starts it with the program's own ggml before the program itself, and lets the plug-in join that
 // only if all here came out right. It writes the version that fits and its LOWKV_TRIED to stdout
-// (nothing for one that is known) and ends with 0, or what differs and ends with 1, or 2 where it is called wrongly; a
-// ggml whose structures are others may as well end it by a signal.
+// (nothing for one that is known) and ends with 0, or what differs and ends with 1, or 2 where it
+// is called wrongly; a ggml whose structures are others may as well end it by a signal.
 //
 // All is called as llama.cpp calls it, by ggml's public functions: what they return and compute is
 // compared with what was asked for, and attention with its definition in double precision. So a
@@ -21,9 +21,9 @@
 #include <string_view>
 #include <vector>
 
+#include "host.h"
 #include "platform/system.h"
 #include "trial/cache.h"
-#include "tried.h"
 
 namespace lowkv::ggml::trial {
 namespace {
@@ -291,7 +291,8 @@ int main(int argc, char** argv) {
     try {
         if (!lowkv::ggml::is_newer_than_known(ggml_version())) return 0;
         lowkv::ggml::trial::try_all(argv[1]);
-        std::printf("%s %s\n", ggml_version(), lowkv::ggml::hash_of(lowkv::ggml::ggml_library()).c_str());
+        std::printf("%s %s\n", ggml_version(),
+                    lowkv::ggml::hash_of(lowkv::ggml::ggml_library()).c_str());
         return 0;
     } catch (const std::exception& error) {
         std::printf("%s\n", error.what());
