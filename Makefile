@@ -365,8 +365,9 @@ bench-shapes: build ## decoding at 4k to 32k tokens in the shapes of three real 
 	"$(call dep,LOWKV_PYTHON)" bench/shapes.py --out docs/performance $(BENCH_ARGS)
 
 .PHONY: bench-length
-bench-length: build ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)
-	"$(call dep,LOWKV_PYTHON)" bench/long_context.py --bench $(BIN)/lowkv-bench $(BENCH_ARGS)
+bench-length: package ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)
+	@$(SETUP) venv-transformers
+	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" bench/long_context.py $(BENCH_ARGS)
 
 .PHONY: bench-batch
 bench-batch: build ## sequences and tokens a second at equal memory, by stock llama-batched-bench (15 minutes)

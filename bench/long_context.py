@@ -1,43 +1,73 @@
 #!/usr/bin/env python3
-"""One sequence of a million tokens, really held in all layers of SmolLM2's shape: `lowkv-bench length`, as a picture.
+"""One sequence of a million tokens, really held in all layers of SmolLM2's shape, by the Python package, as a picture.
 
-    bench/long_context.py                                     three minutes, 5 GiB
+    bench/long_context.py                                     some minutes, 5 GiB
     bench/long_context.py --tokens 64Ki --schemes lowkv2      shorter
 
-Writes length.csv and length.png into --out. Left: what the cache holds, beside what f16 would. Right: what
+Random keys and values, the same in all layers, each layer with blocks of its own. At 1,024 tokens and each doubling
+one query token attends in all layers; before it a buffer larger than the processor's caches is read, and the figure is
+the median. Writes length.csv and length.png into --out. Left: what the cache holds, beside what f16 would. Right: what
 attention of one token takes in all layers, beside what reading the held bytes takes at the measured bandwidth."""
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
+import functools
+import statistics
+import time
 from pathlib import Path
 
 import pictures
+import torch
+from lowkv.cache import Cache
+from lowkv.visibility import Visibility
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1 << 30
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 30, 9, 3, 64
+PIECE, ROUNDS = 512, 5
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", type=Path, default=ROOT / "build/release/bin/lowkv-bench",
-                        help="default: %(default)s")
-    parser.add_argument("--tokens", default="1Mi", help="at the end (default: %(default)s)")
+    parser.add_argument("--tokens", default="1Mi", help="at the end, as 64Ki or 1Mi (default: %(default)s)")
     parser.add_argument("--schemes", default="lowkv2.8", help="one after the other (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance", help="default: %(default)s")
     return parser.parse_args()
 
 
+def seconds(call):
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 def measure(options, scheme):
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "length.json"
-        done = subprocess.run([options.bench, "length", "--tokens", options.tokens, "--scheme", scheme,
-                               "--json", file])
-        if done.returncode != 0:
-            sys.exit(f"long_context.py: `lowkv-bench length` failed ({done.returncode})")
-        return json.loads(file.read_text())
+    """Rows of the table: at 1,024 tokens, and at each doubling."""
+    last = int(options.tokens.removesuffix("Ki").removesuffix("Mi"))
+    last <<= {"Ki": 10, "Mi": 20}.get(options.tokens[-2:], 0)
+    random = torch.Generator().manual_seed(1)
+    layers = Cache(scheme, [None] * LAYERS).layers
+    other = torch.ones(128 << 20, dtype=torch.int64)  # larger than the caches
+    bandwidth = other.nbytes / statistics.median(seconds(other.sum) for _ in range(7))
+    found, tokens, packing = [], 0, 0.0
+    query = torch.randn(1, HEADS, 1, HEAD_DIM, generator=random)
+    while tokens < last:
+        keys, values = (torch.randn(1, KV_HEADS, PIECE, HEAD_DIM, generator=random).half() for _ in range(2))
+        for layer in layers:
+            layer.append(keys, values)
+            packing += seconds(layer.pack)
+        tokens += PIECE
+        if tokens < 1024 or (tokens & (tokens - 1) and tokens != last):
+            continue
+        times, arguments = [], (query, Visibility(tokens, 1), HEAD_DIM**-0.5, 0.0, None)
+        for _ in range(ROUNDS):
+            other.sum()
+            times.append(sum(seconds(functools.partial(layer._attend, *arguments)) for layer in layers))
+        held = sum(layer.nbytes for layer in layers)
+        found.append({"scheme": scheme, "tokens": tokens, "bytes": held,
+                      "f16_bytes": LAYERS * 4 * KV_HEADS * HEAD_DIM * tokens, "pack_us": packing / tokens * 1e6,
+                      "ms": statistics.median(times) * 1e3, "floor_ms": held / bandwidth * 1e3})
+        print(f"{tokens:>9,} tokens: {held / 2**20:7.1f} MiB, a token's attention {found[-1]['ms']:.2f} ms", flush=True)
+    return found
 
 
 def plot(rows, out):

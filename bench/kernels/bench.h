@@ -17,7 +17,6 @@ namespace lowkv::cli {
 
 void add_attention(Command app, int& status);
 void add_encode(Command app, int& status);
-void add_length(Command app, int& status);
 
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
 

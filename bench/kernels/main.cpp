@@ -52,6 +52,5 @@ int main(int argc, char** argv) {
     int status = 0;
     add_attention(app, status);
     add_encode(app, status);
-    add_length(app, status);
     return run(line, argc, argv, status);
 }

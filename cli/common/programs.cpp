@@ -12,7 +12,6 @@
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/terminal.h"
-#include "common/trial.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "lowkv_ggml.h"
@@ -160,12 +159,6 @@ std::vector<std::string> plugin_script(const std::string& source, const std::str
     std::vector<std::string> words = script(source);
     words.insert(words.end(),
                  {"--for", path, "--own", plugin_path(), served.oldest, served.newest});
-    return words;
-}
-
-std::vector<std::string> plugin_list(const std::string& source) {
-    std::vector<std::string> words = script(source);
-    words.emplace_back("--list");
     return words;
 }
 

@@ -2,6 +2,7 @@
 // llama.cpp's programs, as far as `lowkv run` treats them differently, and the plug-in for each.
 
 #include <cstddef>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -41,14 +42,18 @@ bool has_sources(const std::string& source);
 // UsageError if the tree is not known.
 std::vector<std::string> plugin_script(const std::string& source, const std::string& path);
 
-// The command line that makes it list the plug-ins that it has built. Throws as well.
-std::vector<std::string> plugin_list(const std::string& source);
-
 // The plug-in for the program at this path: this command's own if it is for the program's ggml or,
 // where it may be tried, a newer one that it fits (trial.h), or
 // if the program has none (a wrapper script; the plug-in refuses a ggml that it isn't for). For
 // another ggml it is the plug-in that was built for it, or with `build` is built now; throws
 // Failure if there is neither. Without lowkv's sources it is always this command's own.
 std::string plugin_for_program(const std::string& program, bool build, bool may_try);
+
+enum class Trial { none, fits, misfits };  // none: this ggml is known, or nobody can try it
+
+// Has it tried (plugins/llama.cpp/trial/trial.cpp), in a process of its own, and says so in a line;
+// what has fitted once is remembered. Where it fits the plug-in may join it from now on
+// (LOWKV_TRIED). `library`: libggml-base. `why`: what it does not fit by.
+Trial try_ggml(const std::filesystem::path& library, const std::string& plugin, std::string& why);
 
 }  // namespace lowkv::cli

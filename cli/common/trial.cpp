@@ -1,4 +1,6 @@
-#include "common/trial.h"
+// Programs whose ggml is newer than all that the plug-in knows.
+
+#include "common/programs.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,12 +10,11 @@
 
 #include "common/machine.h"
 #include "common/process.h"
-#include "common/programs.h"
 #include "common/terminal.h"
+#include "host.h"
 #include "lowkv_ggml.h"
 #include "platform/command.h"
 #include "platform/system.h"
-#include "tried.h"
 
 namespace lowkv::cli {
 namespace {

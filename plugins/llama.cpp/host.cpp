@@ -10,7 +10,6 @@
 #include "ggml.h"
 #include "lowkv_ggml.h"
 #include "platform/system.h"
-#include "tried.h"
 
 #ifndef LOWKV_GGML_VERSION
 #error "LOWKV_GGML_VERSION: the ggml version that the headers belong to"

@@ -1,6 +1,8 @@
 #pragma once
 // The ggml of the program that loaded us: whether it fits, how it counts its operations.
 
+#include <array>
+#include <filesystem>
 #include <string>
 
 #include "ggml.h"
@@ -9,6 +11,27 @@ namespace lowkv::ggml {
 
 // Why this plug-in can't work with the program's ggml, and what would; empty when it can.
 std::string misfit();
+
+// ---- tried.cpp: a ggml that is newer than the plug-in's headers ----
+
+// It is served once a trial (trial/trial.cpp) has shown that it fits: LOWKV_TRIED names that very
+// library by its hash.
+
+// "0.25.3" -> {0, 25, 3}
+std::array<int, 3> numbers(const char* version);
+
+// The program's ggml, and what the file holds.
+std::filesystem::path ggml_library();
+std::string text_of(const std::filesystem::path& file);
+// The same in short.
+std::string hash_of(const std::filesystem::path& file);
+
+// Whether nobody knows the structures of this version.
+bool is_newer_than_known(const char* version);
+// Whether a trial has shown that the program's ggml fits.
+bool was_tried();
+
+// ---- what differs between versions ----
 
 // GGML_BACKEND_API_VERSION of the program: 2 or 3.
 int host_api() noexcept;

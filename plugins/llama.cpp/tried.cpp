@@ -1,4 +1,4 @@
-#include "tried.h"
+#include "host.h"
 
 #include <array>
 #include <cstdio>

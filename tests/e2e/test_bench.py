@@ -16,9 +16,7 @@ def bench(*args):
 @pytest.mark.parametrize("args, words", [
     (("attention", "--heads", "7/2"), "7/2"),
     (("attention", "--device", "gpu"), "device 'gpu'"),
-    (("length", "--heads", "7/2"), "7/2"),
-    (("length", "--tokens", "100"), "100: 1Ki to 1Gi"),
-    (("nonsense",), "there is no command nonsense; there are attention, encode, length"),
+    (("nonsense",), "there is no command nonsense; there are attention, encode"),
 ])
 def test_wrong_arguments_say_what_is_right(args, words):
     run = bench(*args)
@@ -49,19 +47,3 @@ def test_encode_counts_bits_and_time(tmp_path):
     assert rows[2]["bits"] == 3 and all(row["encode_us"] > 0 < row["decode_us"] for row in rows)
     nothing = bench("encode", "--schemes", "exact")
     assert nothing.code == 2 and "exact: it packs nothing" in nothing.err, nothing.both
-
-
-@pytest.mark.long
-def test_length_holds_all_layers(tmp_path):
-    file = tmp_path / "length.json"
-    run = bench("length", "--tokens", 3000, "--layers", 2, "--heads", "4/2", "--scheme", "lowkv2.8",
-                "--threads", 1, "--refcheck", "--json", file)
-    assert run.code == 0, run.both
-    rows = json.loads(file.read_text())
-    assert [row["tokens"] for row in rows] == [1024, 2048, 3000]
-    assert [row["f16_bytes"] for row in rows] == [4 * 2 * 64 * 2 * tokens for tokens in (1024, 2048, 3000)]
-    assert rows[0]["bytes"] < rows[1]["bytes"] < rows[2]["bytes"] < rows[2]["f16_bytes"] / 3
-    assert all(0 < row["max_error"] < 0.02 and row["ms"] > 0 < row["pack_us"] for row in rows)
-    one = bench("length", "--tokens", 3000, "--layers", 1, "--heads", "4/2", "--threads", 1, "--json", file)
-    assert one.code == 0, one.both
-    assert 2 * json.loads(file.read_text())[-1]["bytes"] == rows[-1]["bytes"]

@@ -21,9 +21,9 @@
 #include <string_view>
 #include <vector>
 
+#include "host.h"
 #include "platform/system.h"
 #include "trial/cache.h"
-#include "tried.h"
 
 namespace lowkv::ggml::trial {
 namespace {
