@@ -7,10 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <exception>
-#include <fstream>
 #include <new>
-#include <string>
 
 namespace lowkv::platform {
 namespace {
@@ -49,15 +46,19 @@ void release_runs(std::byte* from, const std::byte* to) {
 // Calls f(begin, end) of the private anonymous memory of this process, in ascending order. A page
 // of another kind that is dropped would read as the file's.
 template <class F>
-void each_private_mapping(F f) {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
+void each_private_mapping(F f) noexcept {
+    std::FILE* maps = std::fopen("/proc/self/maps", "re");
+    if (maps == nullptr) return;
+    char line[256];
+    for (bool begins = true; std::fgets(line, sizeof line, maps) != nullptr;) {
         unsigned long begin = 0, end = 0, file = 0;
         char access[5] = "";
-        if (std::sscanf(line.c_str(), "%lx-%lx %4s %*x %*s %lu", &begin, &end, access, &file) == 4 &&
+        if (begins && std::sscanf(line, "%lx-%lx %4s %*x %*s %lu", &begin, &end, access, &file) == 4 &&
             std::strcmp(access, "rw-p") == 0 && file == 0)
             f(begin, end);
+        begins = std::strchr(line, '\n') != nullptr;  // else the rest of a long name follows
     }
+    std::fclose(maps);
 }
 #endif
 
@@ -96,15 +97,12 @@ const bool releases_zeros = true;
 void release_zeros(std::byte* memory, std::size_t bytes) noexcept {
     const std::span<std::byte> pages = whole_pages(memory, bytes);
     const auto first = reinterpret_cast<std::uintptr_t>(pages.data()), last = first + pages.size();
-    try {
-        each_private_mapping([&](std::uintptr_t begin, std::uintptr_t end) {
-            begin = std::max(begin, first);
-            end = std::min(end, last);
-            if (begin < end)
-                release_runs(pages.data() + (begin - first), pages.data() + (end - first));
-        });
-    } catch (const std::exception&) {  // no memory to read about it: then the pages stay
-    }
+    each_private_mapping([&](std::uintptr_t begin, std::uintptr_t end) {
+        begin = std::max(begin, first);
+        end = std::min(end, last);
+        if (begin < end)
+            release_runs(pages.data() + (begin - first), pages.data() + (end - first));
+    });
 }
 #else  // elsewhere nothing tells one kind of memory from another
 const bool releases_zeros = false;
