@@ -96,6 +96,7 @@ std::span<std::byte> forbid_memory(std::byte* memory, std::size_t bytes) noexcep
 const bool releases_zeros = true;
 void release_zeros(std::byte* memory, std::size_t bytes) noexcept {
     const std::span<std::byte> pages = whole_pages(memory, bytes);
+    if (pages.empty()) return;  // rows one by one: the list of mappings is long to read
     const auto first = reinterpret_cast<std::uintptr_t>(pages.data()), last = first + pages.size();
     each_private_mapping([&](std::uintptr_t begin, std::uintptr_t end) {
         begin = std::max(begin, first);
