@@ -357,7 +357,7 @@ compile-macos: ## everything but the tests for macOS on Apple's processors, by z
 .PHONY: bench
 bench: build ## attention kernels against ggml's, then stock llama-bench with and without the plug-in
 	@mkdir -p build/bench
-	$(BIN)/lowkv-bench attention --refcheck --json build/bench/attention.json
+	$(BIN)/lowkv-bench attention --json build/bench/attention.json
 	"$(call dep,LOWKV_PYTHON)" bench/llama_bench.py --build "build/$(PRESET)" --depths 0,4096,8000
 
 .PHONY: bench-shapes

@@ -12,7 +12,7 @@ cat <<END
 That was a small model, SmolLM2-135M ($model). With your own, in this folder:
 
   export PATH=\$PWD/build/release/bin:\$PATH
-  lowkv doctor -m model.gguf                                 # does it work here? bytes per token of each scheme
+  lowkv doctor -m model.gguf                                 # does it work here?
   lowkv run -- llama-server -m model.gguf -c 32768           # stock llama.cpp with a packed cache
   lowkv compare -m model.gguf -f book.txt                    # what each scheme loses and gains on a text
 END

@@ -32,7 +32,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* footer = R"(Examples:
   lowkv-bench attention --quick
   lowkv-bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
-  lowkv-bench attention --op decode --refcheck --json attention.json
+  lowkv-bench attention --op decode --json attention.json
   lowkv-bench attention --op decode --queries 1,2,4,8,16 --tokens 4096
   lowkv-bench attention --schemes kivi2,kivi2+window=256
   lowkv-bench attention --device opencl --schemes kivi2 --tokens 4096
@@ -56,7 +56,7 @@ struct Options {
                              peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
     std::string json, device = "cpu";
     double limit = 3, budget = 0.5;
-    bool refcheck = false, quick = false;
+    bool quick = false;
 };
 
 std::vector<AttentionShape> shapes_of(const Options& options) {
@@ -124,12 +124,6 @@ class Bench {
                     (threads == bandwidth_.rbegin()->first ? "" : ",");
         }
         text += "; cold data: " + bytes(evictor_.bytes()) + " read before each repetition.\n";
-        if (options_.refcheck) {
-            text +=
-                "max error: against attention in double precision over the decoded cache, relative "
-                "to a head's largest value. lowkv decodes to f16, which is worth about 5e-4 by "
-                "itself.\n";
-        }
         for (const std::string& skipped : skipped_) text += "left out (--limit): " + skipped + "\n";
         return text;
     }
@@ -190,7 +184,7 @@ class Bench {
                 if (repetitions[c] == 0) continue;
                 const std::size_t size = cases[c]->bytes();
                 const std::string scheme = cases[c]->name();
-                Json& row = found_.emplace_back(
+                found_.emplace_back(
                     Json{{"op", op},
                          {"head_dim", shape.head_dim},
                          {"q_heads", shape.q_heads},
@@ -202,7 +196,6 @@ class Bench {
                          {"ms", 1e3 * median(seconds[c])},
                          {"floor_ms", 1e3 * static_cast<double>(size) / bandwidth_[threads]},
                          {"bytes", size}});
-                if (options_.refcheck) row["max_error"] = largest_error(*cases[c], queries);
             }
         }
     }
@@ -215,12 +208,9 @@ class Bench {
     std::vector<std::string> skipped_;
 };
 
-std::string table(const Json& found, bool refcheck) {
-    std::vector<std::string> header = {"op",         "head_dim",   "heads", "tokens",
-                                       "threads",    "scheme",     "ms",    "floor ms",
-                                       "% of floor", "vs ggml-f16"};
-    if (refcheck) header.emplace_back("max error");
-    Table table(header);
+std::string table(const Json& found) {
+    Table table({"op", "head_dim", "heads", "tokens", "threads", "scheme", "ms", "floor ms",
+                 "% of floor", "vs ggml-f16"});
     const auto f16_ms = [&](const Json& m) -> double {  // 0: that was not measured
         for (const Json& other : found) {
             bool same = other["scheme"] == "ggml-f16";
@@ -232,18 +222,10 @@ std::string table(const Json& found, bool refcheck) {
     };
     for (const Json& m : found) {
         const double ms = m["ms"], floor_ms = m["floor_ms"], f16 = f16_ms(m);
-        std::vector<std::string> row = {m["op"],
-                                        m["head_dim"].dump(),
-                                        m["q_heads"].dump() + "/" + m["kv_heads"].dump(),
-                                        count(m["tokens"]),
-                                        m["threads"].dump(),
-                                        m["scheme"],
-                                        fixed(ms, 3),
-                                        fixed(floor_ms, 3),
-                                        fixed(100 * floor_ms / ms, 1),
-                                        f16 > 0 ? fixed(f16 / ms, 2) + "x" : ""};
-        if (refcheck) row.push_back(scientific(m["max_error"]));
-        table.add(std::move(row));
+        table.add({m["op"], m["head_dim"].dump(), m["q_heads"].dump() + "/" + m["kv_heads"].dump(),
+                   count(m["tokens"]), m["threads"].dump(), m["scheme"], fixed(ms, 3),
+                   fixed(floor_ms, 3), fixed(100 * floor_ms / ms, 1),
+                   f16 > 0 ? fixed(f16 / ms, 2) + "x" : ""});
     }
     return table.text();
 }
@@ -282,7 +264,7 @@ int bench_attention(Options options) {
         std::fprintf(stderr, "%zu / %zu  %s\n", i + 1, shapes.size(), describe(shapes[i]).c_str());
         bench.shape(shapes[i]);
     }
-    show(table(bench.found(), options.refcheck) + "\n" + bench.notes());
+    show(table(bench.found()) + "\n" + bench.notes());
     write_file(options.json, bench.found().dump(1) + "\n");
     return 0;
 }
@@ -317,8 +299,6 @@ void add_attention(Command app, int& status) {
                       "Where our caches are; lowkv devices lists what there is");
     command.defaulted("--peers", &options->peers, "ggml's cache types; none: leave them out");
     command.defaulted("--op", &options->ops, "decode, prefill", {one_of({"decode", "prefill"})});
-    command.flag("--refcheck", &options->refcheck,
-                 "Check the outputs against a double-precision attention");
     command.defaulted("--limit", &options->limit,
                       "Leave out what takes longer than so many seconds at once", {positive()});
     command.option("--json", &options->json, "Write the figures to this file, a list");

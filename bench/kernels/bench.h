@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cache_case.h"
 #include "common/command_line.h"
-#include "doctor/attention_case.h"
 #include "ggml.h"
 
 namespace lowkv::cli {

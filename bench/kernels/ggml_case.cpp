@@ -58,12 +58,6 @@ class GgmlCase final : public AttentionCase {
     }
     void attend() override { ggml_backend_graph_compute(backend_.get(), graph_); }
     const float* output() const override { return static_cast<const float*>(output_->data); }
-    KvRows read(std::uint32_t token) const override {
-        KvRows out(shape(), 1);
-        read(k_, token, out.keys);
-        read(v_, token, out.values);
-        return out;
-    }
 
   private:
     static ggml_context* new_context() {
@@ -82,9 +76,6 @@ class GgmlCase final : public AttentionCase {
     void write(ggml_tensor* tensor, const std::vector<float>& rows) {
         ggml_get_type_traits_cpu(type_)->from_float(rows.data(), row(tensor, filled_),
                                                     std::ssize(rows));
-    }
-    void read(const ggml_tensor* tensor, std::uint32_t token, std::vector<float>& out) const {
-        ggml_get_type_traits(type_)->to_float(row(tensor, token), out.data(), std::ssize(out));
     }
 
     ggml_type type_;

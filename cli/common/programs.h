@@ -49,6 +49,9 @@ std::vector<std::string> plugin_script(const std::string& source, const std::str
 // Failure if there is neither. Without lowkv's sources it is always this command's own.
 std::string plugin_for_program(const std::string& program, bool build, bool may_try);
 
+// The command line that has the plug-in tried with lowkv's own ggml, its caches on the device.
+std::vector<std::string> trial_of(const std::string& plugin, const std::string& device);
+
 enum class Trial { none, fits, misfits };  // none: this ggml is known, or nobody can try it
 
 // Has it tried (plugins/llama.cpp/trial/trial.cpp), in a process of its own, and says so in a line;

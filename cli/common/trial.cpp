@@ -21,6 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string trial_program() {
+    return platform::text_of(platform::path_of(executable_directory()) /
+                             program_file("lowkv-trial"));
+}
+
 // What the trial of these two found, if they fitted; empty where nothing can be kept.
 fs::path note_of(const std::string& library, const fs::path& plugin) {
     fs::path folder = platform::path_of(environment("LOWKV_CACHE_DIR"));
@@ -44,10 +49,14 @@ void say_fits(const std::string& version, const std::string& how) {
 
 }  // namespace
 
+std::vector<std::string> trial_of(const std::string& plugin, const std::string& device) {
+    return {trial_program(), plugin, device};
+}
+
 Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& why) {
-    const fs::path program =
-        platform::path_of(executable_directory()) / program_file("lowkv-trial");
-    if (library.empty() || !may_run(program)) return Trial::none;
+    const std::string program = trial_program();
+    if (library.empty() || !builds_plugins || !may_run(platform::path_of(program)))
+        return Trial::none;
     const std::string hash = ggml::hash_of(library);
     const fs::path note = note_of(hash, platform::path_of(plugin));
     std::string version;
@@ -55,11 +64,10 @@ Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& 
         say_fits(version, "tried before");
     } else {
         const Stopwatch watch;
-        const Output said =
-            output_of({"env", "-u", "GGML_BACKEND_PATH",
-                       "LD_LIBRARY_PATH=" + platform::text_of(library.parent_path()),
-                       platform::text_of(program), plugin},
-                      true);
+        const Output said = output_of(
+            {"env", "-u", "GGML_BACKEND_PATH",
+             "LD_LIBRARY_PATH=" + platform::text_of(library.parent_path()), program, plugin},
+            true);
         version = said.text.substr(0, said.text.find('\n'));
         if (said.status == 0) version.resize(std::min(version.find(' '), version.size()));
         if (said.status == 0 && version.empty()) return Trial::none;

@@ -33,7 +33,6 @@ struct ModelCheck {
     std::vector<std::string> calibrations;
     unsigned threads = 1;
     bool every_layer = false;  // show the layers even where they are alike
-    bool all_presets = false;  // the sizes of those to compare with, too
 };
 
 void look_at_model(Findings& findings, const ModelCheck& check);

@@ -18,7 +18,6 @@
 #include "common/programs.h"
 #include "common/terminal.h"
 #include "devices/names.h"
-#include "doctor/attention_case.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
 #include "lowkv/calibration_file.h"
@@ -46,81 +45,47 @@ and stopped once its cache is in use: its messages say where the weights of each
 whether its cache is packed. Exit status 1 when something is wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin, load_plugin, weights_on, cache_on;
+    std::string model, scheme, plugin, weights_on, cache_on;
     std::vector<std::string> calibrations, command;
     unsigned threads = 0;
-    bool all = false, verbose = false;
+    bool verbose = false;
 };
 
-constexpr AttentionShape shape{.head_dim = 64, .q_heads = 4, .kv_heads = 2, .tokens = 300};
-// Tolerance, relative to a head's largest value: 2e-3 for the integer path, and as much for
-// decoding.
-constexpr double most_error = 4e-3;
+bool is_there(const std::string& path) { return std::filesystem::exists(platform::path_of(path)); }
 
-// A cache with most tokens packed.
-std::unique_ptr<AttentionCase> filled(const std::string& scheme, const RandomTokens& random,
-                                      const std::shared_ptr<Device>& device) {
-    std::unique_ptr<AttentionCase> made =
-        make_lowkv_case(shape, scheme, std::make_shared<Store>(0, device));
-    made->append(random.rows(0, shape.tokens));
-    made->pack();
-    return made;
+// Loads the plug-in as a stock program would, and has it compute on the device what llama.cpp
+// computes: attention must be what double precision gives (plugins/llama.cpp/trial/trial.cpp).
+void look_at_plugin(Findings& findings, const std::string& plugin, const std::string& device) {
+    const Output tried = output_of(trial_of(plugin, device), true);
+    const std::string on = device == "cpu" ? "" : " on " + device;
+    if (tried.status == 0)
+        return findings.good("plug-in", plugin + " loads, and computes rightly" + on);
+    findings.bad(
+        "plug-in",
+        plugin + on + ": " +
+            (tried.text.empty() ? "its trial ended with status " + std::to_string(tried.status)
+                                : tried.text.substr(0, tried.text.find('\n'))),
+        device == "cpu" ? "it must find the libraries ggml and ggml-base of the version it was "
+                          "built for (make build)"
+                        : "use another device: its driver or this build computes wrongly there");
 }
 
-bool same_rows(const AttentionCase& a, const AttentionCase& b) {
-    for (std::uint32_t token = 0; token < shape.tokens; ++token)
-        if (a.read(token) != b.read(token)) return false;
-    return true;
-}
-
-// Returns the fault found, or an empty text. Raises `worst` to the largest error.
-std::string compute(const std::string& scheme, const std::shared_ptr<Device>& device,
-                    double& worst) {
-    const RandomTokens random(shape);
-    const std::unique_ptr<AttentionCase> item = filled(scheme, random, device);
-    if (device != cpu_device() && !same_rows(*item, *filled(scheme, random, cpu_device())))
-        return "packs other codes than the CPU (" + scheme + ")";
-    for (const std::uint32_t count : {1U, 40U}) {  // decode, prefill
-        const Queries queries = make_queries(shape, random, count);
-        item->prepare(queries, 1);
-        item->attend();
-        const double error = largest_error(*item, queries);
-        if (!(error <= worst)) worst = error;
-        if (!(error <= most_error))
-            return "attends wrongly, by " + std::to_string(error) + " of a head's largest value (" +
-                   scheme + ")";
-    }
-    return "";
-}
-
-void look_at_device(Findings& findings, const std::string& name) {
-    constexpr const char* remedy =
-        "use another device: its driver or this build computes wrongly there";
-    const std::shared_ptr<Device> device = device_by_name(name);
-    double worst = 0;
-    for (const char* scheme : {"exact", "kivi2", "lowkv2.8"}) {
-        const std::string wrong = compute(scheme, device, worst);
-        if (!wrong.empty()) return findings.bad("device", name + " " + wrong, remedy);
-    }
-    findings.good("device", name + ": codes are right, attention is within " + scientific(worst));
-}
-
-// Has every device, and the one that LOWKV_DEVICE names, compute an example: codes must be the
-// CPU's, attention what double precision gives.
-void look_at_devices(Findings& findings) {
-    std::set<std::string> names{environment("LOWKV_DEVICE")};
+// On the CPU, on every device, and on that which LOWKV_DEVICE names.
+void look_at_plugin(Findings& findings, const std::string& plugin) {
+    if (!is_there(plugin))
+        return findings.bad("plug-in", plugin + " is not there",
+                            "build it (make build), or name it with --plugin");
+    std::set<std::string> names{"cpu", environment("LOWKV_DEVICE")};
     names.erase("");
-    names.erase("cpu");
-    std::vector<FoundDevice> found;
     try {
-        found = found_devices();
+        for (const FoundDevice& device : found_devices()) names.insert(device.name);
     } catch (const std::exception&) {
-        found.clear();  // look_at_machine() has said why
+        names.erase("");  // look_at_machine() has said why
     }
-    for (const FoundDevice& device : found) names.insert(device.name);
     for (const std::string& name : names) {
         try {
-            look_at_device(findings, name);
+            static_cast<void>(device_by_name(name));
+            look_at_plugin(findings, plugin, name);
         } catch (const Error& error) {
             findings.bad("device", name, error.what());
         }
@@ -156,40 +121,6 @@ void look_at_machine(Findings& findings) {
                                  " by default (physical cores that this process may use, within "
                                  "its CPU quota)");
     findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
-}
-
-bool is_there(const std::string& path) { return std::filesystem::exists(platform::path_of(path)); }
-
-// `lowkv doctor --load-plugin PATH`: what is wrong goes to stdout.
-int load_plugin(const std::string& path) {
-    send_messages_to_stdout();
-    const std::string problem = platform::load_problem(path);
-    std::fputs(problem.c_str(), stderr);
-    return !problem.empty() ? 1
-           : ggml_backend_load(platform::plain_name(platform::path_of(path)).c_str()) == nullptr
-               ? 2
-               : 0;
-}
-
-// The plug-in is loaded in a child: as a stock program would, and without changing this process.
-void look_at_plugin(Findings& findings, const std::string& path) {
-    if (!is_there(path)) {
-        findings.bad("plug-in", path + " is not there",
-                     "build it (make build), or name it with --plugin");
-        return;
-    }
-    const std::string own = platform::text_of(executable_file());
-    const Output loading = output_of({own, "doctor", "--load-plugin", path}, false);
-    std::string text = loading.text;
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    if (loading.status == 0) {
-        findings.good("plug-in", path + " loads");
-    } else {
-        findings.bad(
-            "plug-in", path + " does not load" + (text.empty() ? "" : ": " + text),
-            "it must find the libraries ggml and ggml-base of the version it was built for "
-            "(make build)");
-    }
 }
 
 void look_at_ggml(Findings& findings) {
@@ -231,7 +162,7 @@ void look_at_environment(Findings& findings) {
         findings.bad("LOWKV_SCHEME", scheme, error.what());
     }
     const std::string device = environment("LOWKV_DEVICE");
-    if (!device.empty()) findings.note("LOWKV_DEVICE", device);  // look_at_devices() tries it
+    if (!device.empty()) findings.note("LOWKV_DEVICE", device);  // look_at_plugin() tries it
     const std::string budget = environment("LOWKV_BUDGET");
     if (budget.empty()) return;
     try {
@@ -268,7 +199,6 @@ ProgramCheck program_check(const Options& options) {
 }
 
 int doctor(const Options& options) {
-    if (!options.load_plugin.empty()) return load_plugin(options.load_plugin);
     for (const char* const option : {"--weights-on", "--cache-on"}) {
         const bool given = !(option[2] == 'w' ? options.weights_on : options.cache_on).empty();
         if (given && options.command.empty())
@@ -287,15 +217,15 @@ int doctor(const Options& options) {
     look_at_calibrations(findings);
     if (!options.model.empty()) {
         look_at_model(findings,
-                      {.model = options.model,
-                       .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
-                       .calibrations = options.calibrations,
-                       .threads = options.threads,
-                       .every_layer = options.verbose,
-                       .all_presets = options.all});
+                      {
+                          .model = options.model,
+                          .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
+                          .calibrations = options.calibrations,
+                          .threads = options.threads,
+                          .every_layer = options.verbose,
+                      });
     }
     if (!options.command.empty()) look_at_program(findings, program_check(options));
-    look_at_devices(findings);  // last: what CUDA takes of a GPU's memory stays taken
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
@@ -318,8 +248,6 @@ void add_doctor(Command app, int& status, const std::vector<std::string>& words)
     command.option("--cache-on", &options->cache_on, "... and its cache on this one");
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
-    command.option("--load-plugin", &options->load_plugin, "", {hidden()});  // for itself
-    command.flag("--all", &options->all, "The sizes of all presets, those to compare with too");
     command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
     command.callback([options, words, &status] {
         options->command = words;

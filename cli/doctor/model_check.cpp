@@ -138,40 +138,6 @@ std::string wrong_with(const Layers& layers) {
     return plain == 0 ? "" : count(plain) + " stay f16: " + why;
 }
 
-// The sizes of presets and of the preset that was looked at, each layer of the model by its shape
-// and its room.
-std::string preset_table(const Model& model, const ModelCheck& check, const Layers& layers,
-                         std::uint32_t cells) {
-    const std::uint64_t context = model.train_context();
-    const auto room = [&](const ggml::LayerReport& layer) {
-        const auto window = static_cast<std::uint64_t>(llama_model_n_swa(model.get()));
-        const std::uint64_t most = layer.cells < cells ? sliding_cells(window) : context;
-        return std::min(context, most);
-    };
-    Table table({"scheme", "bytes a token", "smaller", "cache for " + count(context) + " tokens"});
-    for (const Preset& preset : presets()) {
-        if (!check.all_presets && !preset.recommended && preset.name != check.scheme) continue;
-        double token = 0, f16 = 0, size = 0;
-        for (const ggml::LayerReport& layer : layers) {
-            double bytes = static_cast<double>(layer.f16_bytes_per_token);
-            f16 += bytes;
-            double all = bytes * static_cast<double>(room(layer));
-            if (layer.packed) {
-                const Plan plan = neutral_plan(preset.scheme.base,
-                                               {layer.kv_heads, layer.head_dim, layer.value_dim});
-                bytes = static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
-                all =
-                    static_cast<double>(most_bytes(plan, preset.scheme.retention, 1, room(layer)));
-            }
-            token += bytes;
-            size += all;
-        }
-        table.add({std::string(preset.name), count(static_cast<std::uint64_t>(token)),
-                   fixed(f16 / token, 2) + "x", bytes(size)});
-    }
-    return table.text() + what_is_not_shown(check.all_presets);
-}
-
 bool packs(const std::string& scheme) {
     return parse_scheme(scheme).any_layer([](const LayerScheme& layer) { return !layer.exact(); });
 }
@@ -243,7 +209,7 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     const bool differ = std::ranges::any_of(
         proof.layers, [&](const auto& layer) { return !alike(layer, proof.layers.front()); });
     if (differ || check.every_layer) show("\n" + layer_table(proof.layers));
-    show("\n" + preset_table(model, check, proof.layers, options.cells));
+    findings.note("sizes", "of each scheme: lowkv plan -m " + check.model);
 }
 
 // Prints what the model's file tells: which scheme to choose, and what LOWKV_BUDGET does.

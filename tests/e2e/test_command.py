@@ -213,8 +213,7 @@ def test_doctor():
     run = lowkv("doctor")
     assert run.code == 0, run.both
     run.said("implementation")
-    said = r"^ok +device +cpu: codes are right, attention is within [1-9]\.[0-9]e-0[34]$"
-    assert re.search(said, run.out, re.M), run.out
+    assert re.search(r"^ok +plug-in +\S+ loads, and computes rightly$", run.out, re.M), run.out
     assert lowkv("doctor", LOWKV_IMPLEMENTATION="vax").code != 0
 
 
@@ -293,9 +292,7 @@ def test_doctor_proves_it_on_the_model(tmp_path):
     packed, cells, likeness = int(line.group(1)), int(line.group(2)), float(line.group(3))
     assert 0 < packed < cells and 0.98 < likeness < 1
     assert "room, cells" not in run.out and "room, cells" in lowkv("doctor", "-v", "-m", MODEL).out
-    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)[:6]
-    run = lowkv("doctor", "-m", MODEL, "--all", "--scheme", "lowkv2.8,layer.3=exact")
-    assert re.findall(r"^\| (\S+) +\| +[\d,]+ \| +[\d.]+x", run.out, re.M) == list(PRESETS)
+    run = lowkv("doctor", "-m", MODEL, "--scheme", "lowkv2.8,layer.3=exact")
     assert run.code == 0 and re.search(r"^\| 3 +\| +3 x 64 \| +8,192 \| +0 \|", run.out, re.M), run.both
 
 

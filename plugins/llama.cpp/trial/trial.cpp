@@ -1,4 +1,5 @@
-// lowkv-trial PLUGIN: whether the plug-in fits a ggml that is newer than all it knows. `lowkv run`
+// lowkv-trial PLUGIN [DEVICE]: whether the plug-in fits a ggml that is newer than all it knows or,
+// with a device, whether its caches there are right, whatever the ggml. `lowkv run`
 // starts it with the program's own ggml before the program itself, and lets the plug-in join that
 // only if all here came out right. It writes the version that fits and its LOWKV_TRIED to stdout
 // (nothing for one that is known) and ends with 0, or what differs and ends with 1, or 2 where it
@@ -68,14 +69,22 @@ class Conversation {
         require(cache.step(where, fill, show, stream_) == GGML_STATUS_SUCCESS,
                 "a graph was not computed");
         double wrong = 0, most = 0;
-        auto got = cache.result().begin();
+        // Of a prompt's tokens some, the last among them.
         for (std::size_t layer = 0; layer < layers; ++layer)
-            for (std::uint32_t t = 0; t < tokens; ++t)
-                for (int head = 0; head < heads_.queries; ++head)
-                    for (const double right : attention(layer, queries[layer], tokens, t, head)) {
-                        wrong = std::max(wrong, std::abs(right - *got++));
-                        most = std::max(most, std::abs(right));
+            for (std::uint32_t t = (tokens - 1) % 10; t < tokens; t += 10)
+                for (int head = 0; head < heads_.queries; ++head) {
+                    const std::vector<double> right =
+                        attention(layer, queries[layer], tokens, t, head);
+                    const float* got =
+                        &cache.result()[((layer * tokens + t) *
+                                             static_cast<std::size_t>(heads_.queries) +
+                                         static_cast<std::size_t>(head)) *
+                                        right.size()];
+                    for (std::size_t i = 0; i < right.size(); ++i) {
+                        wrong = std::max(wrong, std::abs(right[i] - got[i]));
+                        most = std::max(most, std::abs(right[i]));
                     }
+                }
         length_ += tokens;
         return wrong / most;
     }
@@ -259,16 +268,19 @@ void try_tables(ggml_backend_dev_t device) {
 
 ggml_backend_dev_t load(const char* plugin, const char* scheme) {
     platform::set_environment("LOWKV_SCHEME", scheme);
+    if (const std::string problem = platform::load_problem(plugin); !problem.empty())
+        throw std::runtime_error("does not load: " + problem);
     require(ggml_backend_load(plugin) != nullptr, "the plug-in refused");
     ggml_backend_dev_t device = ggml_backend_dev_by_name("LOWKV");
     require(device != nullptr, "the plug-in's device is not there");
     return device;
 }
 
-void try_all(const char* plugin) {
-    for (const char* name : {"LOWKV_BUDGET", "LOWKV_DEVICE", "LOWKV_CALIBRATION", "LOWKV_STATES",
-                             "LOWKV_STATS", "LOWKV_CONVERSATIONS"})
+void try_all(const char* plugin, const char* on) {
+    for (const char* name : {"LOWKV_BUDGET", "LOWKV_CALIBRATION", "LOWKV_STATES", "LOWKV_STATS",
+                             "LOWKV_CONVERSATIONS"})
         platform::set_environment(name, "");
+    platform::set_environment("LOWKV_DEVICE", on);
     platform::set_environment("LOWKV_TRIED", hash_of(ggml_library()));
     ggml_backend_load_all();
     try_structures();
@@ -284,13 +296,14 @@ void try_all(const char* plugin) {
 }  // namespace lowkv::ggml::trial
 
 int main(int argc, char** argv) {
-    if (argc != 2) {
-        std::fputs("usage: lowkv-trial PLUGIN (lowkv run starts it)\n", stderr);
+    if (argc < 2 || argc > 3) {
+        std::fputs("usage: lowkv-trial PLUGIN [DEVICE] (lowkv run and lowkv doctor start it)\n",
+                   stderr);
         return 2;
     }
     try {
-        if (!lowkv::ggml::is_newer_than_known(ggml_version())) return 0;
-        lowkv::ggml::trial::try_all(argv[1]);
+        if (argc == 2 && !lowkv::ggml::is_newer_than_known(ggml_version())) return 0;
+        lowkv::ggml::trial::try_all(argv[1], argc == 3 ? argv[2] : "");
         std::printf("%s %s\n", ggml_version(),
                     lowkv::ggml::hash_of(lowkv::ggml::ggml_library()).c_str());
         return 0;

@@ -1,5 +1,5 @@
 #pragma once
-// One cache and one attention over it: ours for `lowkv doctor`, ours and ggml's for lowkv-bench.
+// One cache and one attention over it: ours, or ggml's.
 // All cases of a shape hold the same tokens and answer the same queries under the same masks.
 
 #include <cstddef>
@@ -26,7 +26,6 @@ struct AttentionShape {
 struct KvRows {
     KvRows(const AttentionShape& shape, std::size_t tokens)
         : keys(tokens * shape.channels()), values(keys.size()) {}
-    bool operator==(const KvRows&) const = default;
 
     std::vector<float> keys, values;
 };
@@ -71,9 +70,6 @@ class AttentionCase {
     virtual void attend() = 0;
     virtual const float* output() const = 0;  // [token][head][head_dim]
 
-    // A token as the case stores it, for the oracle.
-    virtual KvRows read(std::uint32_t token) const = 0;
-
     const AttentionShape& shape() const { return shape_; }
 
   private:
@@ -83,10 +79,5 @@ class AttentionCase {
 std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
                                                const std::string& scheme,
                                                const std::shared_ptr<Store>& store);
-
-// The largest error of the case's output, relative to the head's largest value, against attention
-// in double precision over the tokens as the case holds them. Looks at the first and the last
-// query.
-double largest_error(const AttentionCase& item, const Queries& queries);
 
 }  // namespace lowkv::cli

@@ -1,4 +1,4 @@
-#include "doctor/attention_case.h"
+#include "cache_case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -78,12 +78,6 @@ class LowkvCase final : public AttentionCase {
     }
     void attend() override { lowkv::attend(*sequence_, io_, params_, workspace_, *executor_); }
     const float* output() const override { return output_.data(); }
-    KvRows read(std::uint32_t token) const override {
-        KvRows out(shape(), 1);
-        sequence_->read_key(token, out.keys.data());
-        sequence_->read_value(token, out.values.data());
-        return out;
-    }
 
   private:
     std::string name_;
@@ -96,44 +90,6 @@ class LowkvCase final : public AttentionCase {
     AttentionParams params_;
     std::vector<float> output_;
 };
-
-// One query token's attention, in double precision.
-std::vector<double> oracle(const AttentionCase& item, const Queries& queries, std::uint32_t query) {
-    const AttentionShape& s = item.shape();
-    const float* q = queries.q.data() + std::size_t{query} * s.q_heads * s.head_dim;
-    const ggml_fp16_t* mask =
-        queries.mask.empty() ? nullptr : queries.mask.data() + std::size_t{query} * s.tokens;
-    const std::uint32_t group = s.q_heads / s.kv_heads;
-    std::vector<double> out(std::size_t{s.q_heads} * s.head_dim);
-    std::vector<double> maximum(s.q_heads, -std::numeric_limits<double>::infinity()),
-        sum(s.q_heads);
-    for (std::uint32_t token = 0; token < item.size(); ++token) {
-        const double add =
-            mask == nullptr ? 0.0 : static_cast<double>(ggml_fp16_to_fp32(mask[token]));
-        if (std::isinf(add)) continue;
-        const KvRows row = item.read(token);
-        for (std::uint32_t head = 0; head < s.q_heads; ++head) {
-            const std::size_t at = std::size_t{head} * s.head_dim;
-            const std::size_t kv = std::size_t{head / group} * s.head_dim;
-            double dot = 0;
-            for (std::uint32_t d = 0; d < s.head_dim; ++d)
-                dot += static_cast<double>(q[at + d]) * static_cast<double>(row.keys[kv + d]);
-            const double score = dot * static_cast<double>(s.scale()) + add;
-            if (score > maximum[head]) {
-                const double shrink = std::exp(maximum[head] - score);
-                for (std::uint32_t d = 0; d < s.head_dim; ++d) out[at + d] *= shrink;
-                sum[head] *= shrink;
-                maximum[head] = score;
-            }
-            const double weight = std::exp(score - maximum[head]);
-            sum[head] += weight;
-            for (std::uint32_t d = 0; d < s.head_dim; ++d)
-                out[at + d] += weight * static_cast<double>(row.values[kv + d]);
-        }
-    }
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] /= sum[i / s.head_dim];
-    return out;
-}
 
 }  // namespace
 
@@ -181,25 +137,6 @@ std::unique_ptr<AttentionCase> make_lowkv_case(const AttentionShape& shape,
                                                const std::string& scheme,
                                                const std::shared_ptr<Store>& store) {
     return std::make_unique<LowkvCase>(shape, scheme, store);
-}
-
-double largest_error(const AttentionCase& item, const Queries& queries) {
-    const AttentionShape& s = item.shape();
-    double worst = 0;
-    for (const std::uint32_t query : {0U, queries.count - 1}) {
-        const std::vector<double> right = oracle(item, queries, query);
-        const float* out = item.output() + std::size_t{query} * right.size();
-        for (std::size_t head = 0; head < s.q_heads; ++head) {
-            double largest = 0, error = 0;
-            for (std::size_t i = head * s.head_dim; i < (head + 1) * s.head_dim; ++i) {
-                largest = std::max(largest, std::abs(right[i]));
-                error = std::max(error, std::abs(static_cast<double>(out[i]) - right[i]));
-            }
-            if (!(error <= worst * largest)) worst = error / largest;  // a NaN stays
-        }
-        if (queries.count == 1) break;
-    }
-    return worst;
 }
 
 }  // namespace lowkv::cli
