@@ -159,6 +159,17 @@ def test_longest_context_is_the_last_that_fits(figures):
         assert not figures(*args, "--context", tokens + 1)["rows"][name]["fits"]
 
 
+def test_conversations_that_share_a_context_each_have_a_window(figures):
+    shared = ("--shape", "llama-3.1-8b", "--weights", "elsewhere", "--memory", "16GiB", "-c", "32Ki")
+    one, eight = (figures(*shared, *more)["rows"] for more in ((), ("-np", 8)))
+    block = 32 * 2 * 1024 * 2 * 128  # unquantized, in all layers
+    assert eight["f16"]["kv_bytes"] == one["f16"]["kv_bytes"]
+    more = eight["lowkv2.8"]["kv_bytes"] - one["lowkv2.8"]["kv_bytes"]
+    assert 7 * 2 * block * 0.8 < more < 7 * 4 * block
+    assert eight["lowkv2.8"]["longest_context"] < one["lowkv2.8"]["longest_context"]
+    assert figures(*shared, "--parallel", 8)["rows"] == eight
+
+
 def test_a_gguf_file_is_read(figures):
     out = figures("-m", MODEL, "--memory", "1GiB")
     assert out["layers"] == 30 * [{"kv_heads": 3, "head_dim": 64}]
