@@ -14,7 +14,7 @@ from pathlib import Path
 
 import lowkv
 import torch
-from lowkv import benchmark
+import transformers_caches
 from transformers import DynamicCache, QuantizedCache
 
 
@@ -60,12 +60,12 @@ def seconds(model, cache, attention, token, steps):
 def main():
     args = parser().parse_args()
     torch.set_num_threads(args.threads)
-    model, tokenizer = benchmark.load(args.model)
+    model, tokenizer = transformers_caches.load(args.model)
     ids = tokenizer(args.text.read_text(), return_tensors="pt").input_ids[:, : args.prompt_tokens]
     prompt = DynamicCache(config=model.config)
     model(ids, past_key_values=prompt, logits_to_keep=1)
     names = ["float32 sdpa", "float32 eager", *(args.scheme or ["kivi2", "lowkv2.8"])]
-    names += ["quanto 2 bits"] if benchmark.installed("optimum.quanto") else []
+    names += ["quanto 2 bits"] if transformers_caches.installed("optimum.quanto") else []
     caches = {name: filled(model, name, prompt) for name in names}
     caches["no cache to speak of"] = DynamicCache(config=model.config), "sdpa"
     token = ids[:, -1:]

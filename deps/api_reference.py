@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pdoc
 
-MODULES = ("lowkv", "lowkv.llama_cpp", "lowkv.lmcache", "lowkv.benchmark")
+MODULES = ("lowkv", "lowkv.llama_cpp", "lowkv.lmcache")
 
 
 def public(module):

@@ -2,9 +2,13 @@
 device."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))  # transformers_caches
 
 # The tests' models are tiny: more threads than one only wait for each other.
 torch.set_num_threads(1)

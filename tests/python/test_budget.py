@@ -8,9 +8,9 @@ from pathlib import Path
 import lowkv
 import pytest
 import torch
+import transformers_caches as benchmark
 import transformers
 from families import FAMILIES
-from lowkv import benchmark
 
 pytestmark = pytest.mark.skipif(os.environ.get("LOWKV_DEVICE", "cpu") != "cpu", reason="budgets are for the CPU")
 BLOCK = 128

@@ -10,7 +10,7 @@ from pathlib import Path
 import lowkv
 import pytest
 import torch
-from lowkv import benchmark
+import transformers_caches as benchmark
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 MODEL = Path(os.environ["LOWKV_MODEL"]) if "LOWKV_MODEL" in os.environ else None
@@ -138,7 +138,7 @@ def test_the_benchmark_checks_its_arguments_first(capfd, words, arguments):
 
 def test_a_benchmark_that_fails_says_so_where_its_parent_ignores_children(tmp_path):
     """Perl and some supervisors start programs so; Python then takes a child's exit status for 0."""
-    done = subprocess.run([sys.executable, "-m", "lowkv.benchmark", tmp_path / "none.gguf"], capture_output=True,
+    done = subprocess.run([sys.executable, benchmark.__file__, tmp_path / "none.gguf"], capture_output=True,
                           text=True, timeout=100, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert done.returncode == 1 and done.stderr.endswith("float32 DynamicCache: failed, see above\n")
 

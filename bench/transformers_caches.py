@@ -1,4 +1,7 @@
-"""Speed, memory and agreement of caches on one model: python -m lowkv.benchmark MODEL --tokens 200
+#!/usr/bin/env python3
+"""Speed, memory and agreement of caches on one model, with lowkv installed:
+
+    bench/transformers_caches.py MODEL --tokens 200
 
 Each cache runs in a process of its own, whose peak memory is the kernel's figure, reset after the model was loaded. The
 prompt goes in in one piece, and only its last token's logits are computed: generate() does so. The reference is
@@ -59,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lowkv.benchmark", description=__doc__,
+    parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a name on the hub, a folder, or a .gguf file")
     parser.add_argument("--tokens", type=int, default=200, help="tokens to generate, greedily")
@@ -84,7 +87,7 @@ def installed(module: str) -> bool:
 
 
 def _in_own_process(args, name: str) -> dict:
-    command = [sys.executable, "-m", "lowkv.benchmark", args.model, "--tokens", str(args.tokens),
+    command = [sys.executable, __file__, args.model, "--tokens", str(args.tokens),
                "--prompt-tokens", str(args.prompt_tokens), "--run", name]
     for option in ("text", "threads"):
         if getattr(args, option) is not None:
