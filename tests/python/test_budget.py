@@ -8,8 +8,8 @@ from pathlib import Path
 import lowkv
 import pytest
 import torch
-import transformers_caches as benchmark
 import transformers
+import transformers_caches as benchmark
 from families import FAMILIES
 
 pytestmark = pytest.mark.skipif(os.environ.get("LOWKV_DEVICE", "cpu") != "cpu", reason="budgets are for the CPU")
