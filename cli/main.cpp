@@ -15,7 +15,7 @@ void add_generate(Command app, int& status);
 void add_compare(Command app, int& status);
 void add_run(Command app, int& status, const std::vector<std::string>& words);
 void add_schemes(Command app, int& status);
-void add_doctor(Command app, int& status, const std::vector<std::string>& words);
+void add_doctor(Command app, int& status);
 void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_calibrate(Command app, int& status);
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
                           std::string("lowkv ") + LOWKV_VERSION, footer);
     cli::Command app = line.root();
     app.require_command();
-    // CLI11 gives what follows -- to the command's root: keep it for `run` and `doctor`.
+    // CLI11 gives what follows -- to the command's root: keep it for `run`.
     char** end = argv + argc;
     char** dashes = std::find(argv, end, std::string_view("--"));
     const std::vector<std::string> words(dashes == end ? end : dashes + 1, end);
@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     cli::add_compare(app, status);
     cli::add_run(app, status, words);
     cli::add_schemes(app, status);
-    cli::add_doctor(app, status, words);
+    cli::add_doctor(app, status);
     cli::add_devices(app, status);
     cli::add_plan(app, status);
     cli::add_calibrate(app, status);

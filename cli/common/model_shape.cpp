@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -110,31 +108,6 @@ class Header {
         return false;
     }
 
-    bool has_tensor(const std::string& name) const {
-        return gguf_find_tensor(get(), name.c_str()) >= 0;
-    }
-
-    // The numbers of a vector; empty: there is no such tensor.
-    std::vector<float> vector(const std::string& name) const {
-        const std::int64_t tensor = gguf_find_tensor(get(), name.c_str());
-        if (tensor < 0) return {};
-        const ggml_type type = gguf_get_tensor_type(get(), tensor);
-        std::vector<char> bytes(gguf_get_tensor_size(get(), tensor));
-        std::ifstream file(path_, std::ios::binary);
-        file.seekg(static_cast<std::streamoff>(gguf_get_data_offset(get()) +
-                                               gguf_get_tensor_offset(get(), tensor)));
-        if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size())))
-            throw Failure(path_ + " is cut short: it ends before " + name);
-        std::vector<float> numbers(bytes.size() / ggml_type_size(type) *
-                                   static_cast<std::size_t>(ggml_blck_size(type)));
-        if (type == GGML_TYPE_F32)
-            std::memcpy(numbers.data(), bytes.data(), bytes.size());
-        else
-            ggml_get_type_traits(type)->to_float(bytes.data(), numbers.data(),
-                                                 static_cast<std::int64_t>(numbers.size()));
-        return numbers;
-    }
-
     double weights() const {
         double sum = 0;
         for (std::int64_t tensor = 0; tensor < gguf_get_n_tensors(get()); ++tensor)
@@ -184,27 +157,6 @@ bool recurrent(const Header& header, std::size_t layer) {
     if (const auto listed = header.number("attention.recurrent_layers", layer)) return *listed != 0;
     const std::uint64_t interval = header.number("full_attention_interval").value_or(1);
     return interval > 0 && (layer + 1) % interval != 0;
-}
-
-// The largest norm of a head's biases of keys.
-double key_bias(const Header& header, std::size_t layer, Shape shape, std::uint64_t query_heads) {
-    const std::string block = "blk." + std::to_string(layer) + ".attn_";
-    std::vector<float> biases = header.vector(block + "k.bias");
-    if (biases.empty()) {  // those of queries, keys and values may be one vector
-        biases = header.vector(block + "qkv.bias");
-        const std::size_t queries =
-            std::min<std::size_t>(query_heads * shape.head_dim, biases.size());
-        biases.erase(biases.begin(), biases.begin() + static_cast<std::ptrdiff_t>(queries));
-    }
-    double largest = 0;
-    for (std::size_t at = 0; at < std::min<std::size_t>(shape.channels(), biases.size());) {
-        double squares = 0;
-        for (const std::size_t end = std::min<std::size_t>(at + shape.head_dim, biases.size());
-             at < end; ++at)
-            squares += static_cast<double>(biases[at]) * biases[at];
-        largest = std::max(largest, std::sqrt(squares));
-    }
-    return largest;
 }
 
 // Which layers slide over the window: as the file says, by layer or by period, or by the period
@@ -301,10 +253,7 @@ ModelShape gguf_shape(const std::string& path) {
         const Shape shape = layer_shape(header, path, layer);
         out.layers.push_back(shape);
         if (shape.kv_heads == 0) continue;
-        const std::uint64_t query_heads = header.required("attention.head_count", layer);
-        out.query_heads += query_heads;
-        out.key_bias = std::max(out.key_bias, key_bias(header, layer, shape, query_heads));
-        out.key_norms |= header.has_tensor("blk." + std::to_string(layer) + ".attn_k_norm.weight");
+        out.query_heads += header.required("attention.head_count", layer);
     }
     out.weights = header.weights();
     out.context = header.number("context_length").value_or(0);

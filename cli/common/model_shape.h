@@ -18,8 +18,6 @@ struct ModelShape {
     double weights = 0;             // bytes
     std::uint64_t files = 1;        // that it is split into; weights are those of this one alone
     std::uint64_t context = 0;      // what it was trained for; 0: not known
-    bool key_norms = false;         // keys are normed (QK-norm)
-    double key_bias = 0;            // the largest norm of a head's biases of keys
     std::vector<std::string> notes;
 };
 
@@ -31,7 +29,7 @@ std::uint64_t sliding_cells(std::uint64_t window);
 ModelShape named_shape(const std::string& name);
 std::string shape_names();
 
-// Reads the header, and biases of keys where there are any. Throws Failure when the file can't be
+// Reads the header. Throws Failure when the file can't be
 // planned for.
 ModelShape gguf_shape(const std::string& path);
 

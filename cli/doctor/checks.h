@@ -37,13 +37,4 @@ struct ModelCheck {
 
 void look_at_model(Findings& findings, const ModelCheck& check);
 
-// The part that runs a program as `lowkv run` would, until its cache is in use, and reads in its
-// messages where its weights are and what became of its cache.
-struct ProgramCheck {
-    std::vector<std::string> command, run_options;
-    bool weights_elsewhere = false;  // --weights-on
-};
-
-void look_at_program(Findings& findings, const ProgramCheck& check);
-
 }  // namespace lowkv::cli

@@ -37,16 +37,13 @@ constexpr const char* footer = R"(Examples:
   lowkv doctor
   lowkv doctor -m model.gguf
   lowkv doctor -m model.gguf --scheme lowkv2,layer.0=lowkv4
-  lowkv doctor --weights-on CUDA0 -- llama-server -m model.gguf -c 131072
 
 With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
-layer holds packed, and compares the logits. A program is started as `lowkv run` would start it,
-and stopped once its cache is in use: its messages say where the weights of each layer are, and
-whether its cache is packed. Exit status 1 when something is wrong.)";
+layer holds packed, and compares the logits. Exit status 1 when something is wrong.)";
 
 struct Options {
-    std::string model, scheme, plugin, weights_on, cache_on;
-    std::vector<std::string> calibrations, command;
+    std::string model, scheme, plugin;
+    std::vector<std::string> calibrations;
     unsigned threads = 0;
     bool verbose = false;
 };
@@ -185,26 +182,7 @@ void look_at_calibrations(Findings& findings) {
     }
 }
 
-ProgramCheck program_check(const Options& options) {
-    ProgramCheck check{options.command, {}, !options.weights_on.empty()};
-    const auto pass_on = [&](const char* name, const std::string& value) {
-        if (!value.empty()) check.run_options.insert(check.run_options.end(), {name, value});
-    };
-    pass_on("--scheme", options.scheme);
-    pass_on("--plugin", options.plugin);
-    pass_on("--weights-on", options.weights_on);
-    pass_on("--cache-on", options.cache_on);
-    for (const std::string& path : options.calibrations) pass_on("--calibration", path);
-    return check;
-}
-
 int doctor(const Options& options) {
-    for (const char* const option : {"--weights-on", "--cache-on"}) {
-        const bool given = !(option[2] == 'w' ? options.weights_on : options.cache_on).empty();
-        if (given && options.command.empty())
-            throw UsageError(std::string(option) + " is of a program: lowkv doctor " + option +
-                             " DEVICE -- llama-server -m model.gguf");
-    }
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
@@ -225,7 +203,6 @@ int doctor(const Options& options) {
                           .every_layer = options.verbose,
                       });
     }
-    if (!options.command.empty()) look_at_program(findings, program_check(options));
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
@@ -234,7 +211,7 @@ int doctor(const Options& options) {
 
 }  // namespace
 
-void add_doctor(Command app, int& status, const std::vector<std::string>& words) {
+void add_doctor(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command =
         app.add_command("doctor", "Checks this machine, this build and a model", footer);
@@ -243,16 +220,10 @@ void add_doctor(Command app, int& status, const std::vector<std::string>& words)
                    "How the model's cache is stored (default: LOWKV_SCHEME, or lowkv2.8)");
     add_calibrations(command, options->calibrations);
     add_threads(command, options->threads);
-    command.option("--weights-on", &options->weights_on,
-                   "Look at a program with its weights on these devices, see `lowkv run`");
-    command.option("--cache-on", &options->cache_on, "... and its cache on this one");
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
     command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
-    command.callback([options, words, &status] {
-        options->command = words;
-        status = doctor(*options);
-    });
+    command.callback([options, &status] { status = doctor(*options); });
 }
 
 }  // namespace lowkv::cli

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "common/advice.h"
 #include "common/machine.h"
 #include "common/model.h"
 #include "common/model_shape.h"
@@ -212,18 +211,17 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     findings.note("sizes", "of each scheme: lowkv plan -m " + check.model);
 }
 
-// Prints what the model's file tells: which scheme to choose, and what LOWKV_BUDGET does.
-void look_at_file(Findings& findings, const ModelCheck& check) {
+// What LOWKV_BUDGET does with the model.
+void look_at_budget(Findings& findings, const ModelCheck& check) {
     const std::string budget = platform::environment("LOWKV_BUDGET");
+    if (budget.empty()) return;
     // Below it is the scheme itself that is proved: within a budget nothing may become packed.
     platform::set_environment("LOWKV_BUDGET", "");
     try {
-        const ModelShape shape = gguf_shape(check.model);
-        for (const std::string& line : advise(shape).lines) findings.note("advice", line);
-        if (!budget.empty())
-            findings.note("budget", text_of(budget_of(shape, budget, check.scheme, {})));
+        findings.note("budget",
+                      text_of(budget_of(gguf_shape(check.model), budget, check.scheme, {})));
     } catch (const Failure& error) {
-        findings.note("advice", error.what());
+        findings.note("budget", error.what());
     } catch (const std::exception& error) {
         findings.bad("budget", budget + " with " + check.scheme, error.what());
     }
@@ -241,7 +239,7 @@ void look_at_model(Findings& findings, const ModelCheck& check) {
     }
     findings.good("model", model->description() + ", " + count(model->layers()) +
                                " layers, context " + count(model->train_context()));
-    look_at_file(findings, check);
+    look_at_budget(findings, check);
     if (check.scheme == "delegate") {
         findings.note("cache", "scheme delegate is plain f16: there is nothing to prove");
         return;

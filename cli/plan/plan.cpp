@@ -156,7 +156,6 @@ int plan(const Options& options) {
         planned.budget = budget_of(planned.shape, options.budget,
                                    named ? names.back() : chosen_scheme(), planned.demand);
     }
-    if (!options.model.empty()) planned.advice = advise(planned.shape);
     for (const double bits : options.bits) {
         planned.rows.push_back(
             row(shortest(bits, 3) + " bits", idealised_cache(planned.shape, bits), planned));

@@ -17,7 +17,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(PlannedRow, scheme, bits_per_e
                                                   total_bytes, fits, longest_context, access_bytes,
                                                   seconds_per_step)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(BudgetRung, scheme, tokens)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_ONLY_SERIALIZE(Advice, scheme, measured_on, lines)
 
 std::string heading(const Planned& planned) {
     const ModelShape& shape = planned.shape;
@@ -87,7 +86,6 @@ std::string notes(const Planned& planned) {
     for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
     if (!planned.budget.rungs.empty())
         text += wrapped("Budget: ", text_of(planned.budget) + ".", 8);
-    for (const std::string& line : planned.advice.lines) text += wrapped("Advice: ", line, 8);
     return text;
 }
 
@@ -115,8 +113,7 @@ std::string json(const Planned& planned) {
         {"unfused", planned.unfused},
         {"rows", planned.rows},
         {"budget",
-         budget.rungs.empty() ? Json() : Json{{"bytes", budget.bytes}, {"rungs", budget.rungs}}},
-        {"advice", planned.advice.lines.empty() ? Json() : Json(planned.advice)}};
+         budget.rungs.empty() ? Json() : Json{{"bytes", budget.bytes}, {"rungs", budget.rungs}}}};
     return out.dump(2) + "\n";
 }
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "common/advice.h"
 #include "common/model_shape.h"
 #include "plan/arithmetic.h"
 #include "plan/model_cache.h"
@@ -31,7 +30,6 @@ struct Planned {
     bool unfused = false;
     std::vector<PlannedRow> rows;  // the first is f16
     Budget budget;                 // without rungs: none was given
-    Advice advice;                 // without lines: the model is not from a file
 };
 
 std::string heading(const Planned& planned);

@@ -145,13 +145,6 @@ def test_weights_on_one_device_and_the_cache_on_another(tiny, scheme):
 
 
 @on_device
-def test_doctor_says_where_it_is():
-    run = lowkv("doctor", "--cache-on", DEVICE, "--", COMPLETION, "-m", MODEL)
-    assert run.code == 0, run.both
-    run.said(rf"cache +scheme lowkv2.8: 30 of 30 layers' keys and values packed on {re.escape(DEVICE)}")
-
-
-@on_device
 def test_doctor_tries_the_device_that_is_named():
     run = lowkv("doctor", LOWKV_DEVICE=f"{DEVICE}:no such")
     assert run.code == 1, run.both
