@@ -18,7 +18,7 @@ SOURCES = ("cli", "bench/kernels", "plugins", "src", "guests", "include", "pytho
            "deps/plugin_for.py")  # the last: `lowkv plugin`
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
-            "report_once", "first_broken", "learn_refusal", "learn_unsupported"}
+            "report_once", "say", "first_broken", "learn_refusal", "learn_unsupported"}
 PRINTERS = {"fprintf", "snprintf"}  # in programs, of lines that begin with "lowkv: ", which the plug-in's all do
 REASONS = {"reason", "why", "problem"}  # variables of C++ that hold a message
 LEAST = 4  # words of a message in these:

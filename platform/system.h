@@ -59,6 +59,8 @@ std::string last_problem();
 // with 0. Whether that could be done.
 bool at_exit(void (*call)(int status));
 
+unsigned long process_number();
+
 // Empty when unset.
 std::string environment(const char* name);
 void set_environment(const char* name, const std::string& value);

@@ -40,6 +40,12 @@ pid_t start_child(const std::vector<std::string>& words, int& messages, bool dea
 std::optional<std::string> read_some(int descriptor, int milliseconds);
 void stop_reading(int descriptor);
 
+// The first signal from now on that asks the child to end is held until it is passed on; a second
+// one is not.
+void hold_signals();
+bool signal_held();
+void pass_held_signal(pid_t child);
+
 // Ends it, by force where it takes long. waitpid's status.
 int stop_child(pid_t child);
 

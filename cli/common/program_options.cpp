@@ -285,4 +285,26 @@ std::string reason_elsewhere(const Program& program) {
     return "llama.cpp's -fit found too little free memory: use -fit off, or a smaller -c";
 }
 
+std::string conversations_of(const Program& program) {
+    const std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
+    const bool is_number = given.find_first_not_of("0123456789") == std::string::npos;
+    if (!given.empty() && is_number) return given;
+    return program.name == "llama-server" ? "4" : "1";
+}
+
+bool starts_late(const Program& program) {
+    const auto is_set = [&](const Words& names, const char* variable) {
+        return !setting_of(program, names, variable).empty();
+    };
+    return program.name == "llama-server" &&
+           (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
+           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
+}
+
+bool fetches_model(const Program& program) {
+    return !setting_of(program, {"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO").empty() ||
+           !setting_of(program, {"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL").empty() ||
+           !setting_of(program, {"-dr", "--docker-repo"}, "LLAMA_ARG_DOCKER_REPO").empty();
+}
+
 }  // namespace lowkv::cli

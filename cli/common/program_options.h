@@ -51,4 +51,14 @@ void put_weights_on(Program& program, const std::string& devices);
 // Why layers of a cache are in other memory than lowkv's, as far as the options tell; else empty.
 std::string reason_elsewhere(const Program& program);
 
+// How many conversations may share a cache, as the program reckons it: llama-server has four slots.
+std::string conversations_of(const Program& program);
+
+// llama-server's warm-up, or else its look whether a cache can drop tokens, computes before it
+// listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
+bool starts_late(const Program& program);
+
+// Whether it fetches its model, and loads none before it has all of it.
+bool fetches_model(const Program& program);
+
 }  // namespace lowkv::cli

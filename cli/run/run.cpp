@@ -20,23 +20,19 @@
 
 #include "common/app.h"
 #include "common/machine.h"
-#include "common/model.h"
 #include "common/options.h"
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/programs.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
-#include "devices/names.h"
-#include "lowkv/calibration_file.h"
-#include "lowkv/error.h"
-#include "lowkv/scheme.h"
-#include "lowkv_ggml.h"
+#include "plan/arithmetic.h"
 #include "platform/command.h"
 #include "platform/system.h"
+#include "run/checks.h"
+#include "run/keep.h"
 #include "run/memory.h"
 #include "run/watcher.h"
-#include "settings.h"
 
 namespace lowkv::cli {
 
@@ -59,53 +55,8 @@ other layers are packed. Overrides of layers and calibrations are checked agains
 before anything is started. A batch sees itself exactly: with llama-perplexity's usual 512 tokens
 most of the loss is hidden, hence -ub 32.)";
 
-constexpr double usual_timeout = 600, not_given = -1;  // in s
-constexpr int killed = 128 + 9;                        // exit_status() after SIGKILL
-
-struct Options {
-    std::string scheme = chosen_scheme(), plugin, weights_on = "CPU", cache_on, budget;
-    std::vector<std::string> calibrations;
-    bool partial = false;
-    double timeout = not_given;
-    bool build_plugin = false, no_trial = false;
-    std::vector<std::string> command;
-};
-
-// Refuses before anything is started what the plug-in would refuse, under the name by which it was
-// given.
-void check_settings(const Options& options) {
-    const auto load = [](const std::string& name, const std::vector<std::string>& paths) {
-        for (const std::string& path : paths) {
-            try {
-                static_cast<void>(calibration::load_calibration(path));
-            } catch (const Error& error) {
-                throw Failure(name + ": " + error.what());
-            }
-        }
-    };
-    load("--calibration", options.calibrations);
-    load("LOWKV_CALIBRATION", ggml::calibration_paths());
-    try {
-        if (!options.cache_on.empty()) check_device_name(options.cache_on);
-    } catch (const Error& error) {
-        throw UsageError(std::string("--cache-on: ") + error.what());
-    }
-    const bool delegate = options.scheme == "delegate";
-    if (!delegate && parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
-    try {
-        ggml::set_scheme(options.scheme);
-    } catch (const Error& error) {
-        constexpr std::string_view budget = "LOWKV_BUDGET";
-        std::string text = error.what();
-        const std::size_t at = text.find(budget);
-        if (text.find("LOWKV_") == std::string::npos)  // else it names the variable that is wrong
-            text = (options.scheme == environment("LOWKV_SCHEME") ? "LOWKV_SCHEME=" : "--scheme ") +
-                   options.scheme + ": " + text;
-        else if (at != std::string::npos && !options.budget.empty())
-            text.replace(at, budget.size(), "--budget");
-        throw UsageError(text);
-    }
-}
+constexpr double usual_timeout = 600;  // in s
+constexpr int killed = 128 + 9;        // exit_status() after SIGKILL
 
 // A validator for CLI11: returns the fault, or an empty text. (CLI11's own names the largest
 // double.)
@@ -114,31 +65,6 @@ std::string not_seconds(const std::string& text) {
     const double seconds = std::strtod(text.c_str(), &end);
     if (end != text.c_str() && *end == '\0' && std::isfinite(seconds) && seconds >= 0) return "";
     return text + " is not a number of seconds, 0 or more";
-}
-
-// Throws where the scheme has an override of a layer that the model lacks, where a calibration was
-// made for another model, or where the scheme needs one and none fits. The plug-in can't see the
-// latter two: it never learns the model's name. A file that can't be read as a model is left to the
-// program, which says so.
-void check_model(const std::string& path, const std::string& scheme,
-                 const std::vector<std::string>& calibrations) {
-    if (scheme == "delegate" || !std::filesystem::is_regular_file(platform::path_of(path))) return;
-    const Scheme parsed = parse_scheme(scheme);
-    const bool calibrated = parsed.needs_calibration();
-    if (parsed.overrides.empty() && !calibrated) return;
-    const std::optional<Model> model = model_without_weights(path);
-    if (!model) return;
-    require_layers(parsed, model->layers());
-    model->use_calibrations(calibrations, calibrated);
-    if (calibrated) ggml::set_scheme(scheme);
-}
-
-// The models that are files by name; what -hf or -mu would fetch can't be known before.
-void check_models(const Program& program, const Options& options) {
-    std::vector<std::string> models = values_of(program, {"-m", "--model"});
-    if (models.empty()) models.push_back(setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL"));
-    for (const std::string& model : models)
-        check_model(model, options.scheme, options.calibrations);
 }
 
 void add_options(Program& program, const std::vector<std::string>& words) {
@@ -164,32 +90,6 @@ void limit_threads(Program& program) {
     const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
     if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
     tell_quota();
-}
-
-// How many conversations may share a cache, as the program reckons it: llama-server has four slots.
-std::string conversations_of(const Program& program) {
-    const std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
-    const bool is_number = given.find_first_not_of("0123456789") == std::string::npos;
-    if (!given.empty() && is_number) return given;
-    return program.name == "llama-server" ? "4" : "1";
-}
-
-// llama-server's warm-up, or else its look whether a cache can drop tokens, computes before it
-// listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
-bool starts_late(const Program& program) {
-    const auto is_set = [&](const Words& names, const char* variable) {
-        return !setting_of(program, names, variable).empty();
-    };
-    return program.name == "llama-server" &&
-           (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
-           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
-}
-
-// It loads no model before it has all of it.
-bool fetches_model(const Program& program) {
-    return !setting_of(program, {"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO").empty() ||
-           !setting_of(program, {"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL").empty() ||
-           !setting_of(program, {"-dr", "--docker-repo"}, "LLAMA_ARG_DOCKER_REPO").empty();
 }
 
 // Where the program is: as given, on the PATH, or in the llama.cpp that lowkv was built with.
@@ -223,8 +123,22 @@ struct Ending {
     std::string problem;  // why we stopped it
 };
 
-Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
-                 const Options& options, double timeout, bool demand) {
+// A signal that ends the server waits until its conversations are saved; but supervisors don't wait
+// for ever. The server answers a request before it logs that the slot rests.
+void save_before_the_end(pid_t child, Keeper& keeper) {
+    constexpr double to_log = 0.3, longest = 8;  // s; Docker gives 10
+    static const Stopwatch since;
+    keeper.finish();
+    const double waited = since.seconds();
+    if ((waited > to_log && keeper.finished()) || waited > longest) pass_held_signal(child);
+}
+
+bool goes_on_plain(const Watcher& watcher, const RunOptions& options) {
+    return options.if_possible || (options.embeds && watcher.has_no_cache());
+}
+
+Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots, Keeper* keeper,
+                 const RunOptions& options, double timeout, bool demand) {
     const Stopwatch watch;
     Ending ending;
     bool open = true, alive = true;
@@ -237,10 +151,13 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
         } else if (const std::optional<std::string> text = read_some(messages, 200); !text) {
             open = false;
         } else if (!text->empty()) {
-            show_message(watcher.read(*text));
+            const std::string seen = watcher.read(*text);
+            show_message(seen);
+            if (keeper != nullptr) keeper->read(seen);
         } else if (!alive) {
             break;  // ended; something else still holds its stderr
         }
+        if (alive && keeper != nullptr && signal_held()) save_before_the_end(child, *keeper);
         if (alive && wait_for(child, ending.status, look_only) == child) {
             alive = false;
             end = watch.seconds();
@@ -256,6 +173,14 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
                 "no \"lowkv: active\" line within " + shortest(timeout, 6) + " s (--timeout)";
         }
         if (ending.problem.empty()) continue;
+        if (goes_on_plain(watcher, options)) {
+            show_message(watcher.has_no_cache()
+                             ? "lowkv: the model has no KV cache, so that nothing is packed\n"
+                             : "lowkv: nothing is packed: " + ending.problem + "\n");
+            ending.problem.clear();
+            demand = false;
+            continue;
+        }
         ending.status = stop_child(child);
         forget_child();
         return ending;
@@ -266,7 +191,7 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots,
 }
 
 // The variables by which the plug-in is loaded, and told what to do.
-void set_environment(const Program& program, const Options& options) {
+void set_environment(const Program& program, const RunOptions& options) {
     const std::string plugin =
         options.plugin.empty()
             ? plugin_for_program(program.command[0], options.build_plugin, !options.no_trial)
@@ -289,7 +214,21 @@ void set_environment(const Program& program, const Options& options) {
     if (!calibrations.empty()) platform::set_environment("LOWKV_CALIBRATION", calibrations);
 }
 
-int run(Options& options) {
+// llama-server moves idle slots to a cache that can't be reached from outside, unless told not to.
+std::unique_ptr<Keeper> keep_conversations(Program& program, const RunOptions& options) {
+    if (options.keep.empty()) return nullptr;
+    auto keeper =
+        std::make_unique<Keeper>(options.keep, read_size("--keep-size", options.keep_size), program,
+                                 kept_settings(program, options.scheme, options.calibrations));
+    add_options(program, {"--slot-save-path", platform::text_of(keeper->slots())});
+    platform::set_environment("LLAMA_ARG_CACHE_IDLE_SLOTS", "0");
+    show_message("lowkv: conversations in slots are kept in " + options.keep +
+                 "; idle slots stay in the cache (--no-cache-idle-slots)\n");
+    hold_signals();
+    return keeper;
+}
+
+int run(RunOptions& options) {
     if (options.command.empty())
         throw UsageError("which program? lowkv run -- llama-server -m model.gguf ...");
     if (!options.budget.empty()) platform::set_environment("LOWKV_BUDGET", options.budget);
@@ -299,7 +238,10 @@ int run(Options& options) {
     Program program = program_of(options.command);
     const std::string name = program_name(program.command[0]);
     const bool demand = !program.only_asks;
+    options.embeds = has_any(program, {"--embedding", "--embeddings", "--reranking", "--rerank"});
     program.command[0] = find_program(program.command[0]);
+    SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
+    std::unique_ptr<Keeper> keeper;
     if (demand && options.weights_on != "CPU")
         put_weights_on(program, options.weights_on);
     else if (program.common)
@@ -308,6 +250,7 @@ int run(Options& options) {
         for (const Obstacle& found : obstacles(program, options.partial))
             throw UsageError(found.text());
         check_models(program, options);
+        keeper = keep_conversations(program, options);
         limit_threads(program);
         if (options.weights_on == "CPU") leave_room_for_weights(program);
         show_message(size_prompt_cache(program, options.scheme));
@@ -319,16 +262,16 @@ int run(Options& options) {
     const pid_t child = start_child(program.command, messages);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program),
                     mark);
-    SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
     // A download takes as long as it takes.
     double timeout = options.timeout;
     if (timeout == not_given) timeout = fetches_model(program) ? 0 : usual_timeout;
-    const Ending ending = attend_to(child, messages, watcher, slots, options, timeout, demand);
+    const Ending ending =
+        attend_to(child, messages, watcher, slots, keeper.get(), options, timeout, demand);
     stop_reading(messages);
     if (!ending.problem.empty()) throw Failure(name + " was stopped: " + ending.problem);
     const int status = exit_status(ending.status);
     if (status == killed) show_message(text_of_kill(name));
-    if (!demand || status == killed) return status;
+    if (!demand || status == killed || goes_on_plain(watcher, options)) return status;
     std::string problem = watcher.problem(options.partial);
     if (problem.empty()) problem = watcher.lack(status == 0);
     if (problem.empty()) return status;
@@ -340,7 +283,7 @@ int run(Options& options) {
 }  // namespace
 
 void add_run(Command app, int& status, const std::vector<std::string>& words) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<RunOptions>();
     Command command = app.add_command("run",
                                       "A stock llama.cpp program with the plug-in, or a clear "
                                       "failure: lowkv run [OPTIONS] -- COMMAND ...",
@@ -361,6 +304,10 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
                    "attend to it there: for a build with such devices");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
+    command.flag(
+        "--if-possible", &options->if_possible,
+        "Go on, with one line, where nothing is packed; so does an encoder with --embedding "
+        "or --reranking");
     command.option("--plugin", &options->plugin,
                    "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                    "ggml, see `lowkv plugin`)");
@@ -373,6 +320,12 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
         "Stop the program when it isn't active after so many seconds; 0: never (default: "
         "600, or never where it fetches its model)",
         {check(not_seconds, "0 or more")});
+    command.option("--keep", &options->keep,
+                   "llama-server's conversations survive a restart: those in slots are saved to "
+                   "this folder, and are back when the server starts again");
+    command.defaulted("--keep-size", &options->keep_size,
+                      "The most that all conversations in that folder take on the disk; the oldest "
+                      "are deleted first");
     command.prefix_command();  // the -- may be left out
     command.callback([options, command, words, &status] {
         options->command = command.remaining();

@@ -29,6 +29,8 @@ class Watcher {
     // Why the program should not go on; empty: nothing is wrong so far. A `partial` cache may have
     // layers that stay f16, beside others.
     std::string problem(bool partial) const;
+    // It works without a KV cache, ours or any: an encoder.
+    bool has_no_cache() const { return !active_ && !stranger_.empty() && other_.empty() && !ours_; }
     // Returns what was missing from a program that has ended, or an empty text. One that failed
     // before it made a cache has said why by itself.
     std::string lack(bool succeeded) const;

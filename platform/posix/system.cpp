@@ -71,6 +71,8 @@ bool at_exit(void (*call)(int status)) {
 #endif
 }
 
+unsigned long process_number() { return static_cast<unsigned long>(getpid()); }
+
 std::string environment(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;

@@ -74,6 +74,8 @@ std::string last_problem() {
     return text_of(said) + " (error " + std::to_string(number) + ")";
 }
 
+unsigned long process_number() { return GetCurrentProcessId(); }
+
 std::string environment(const char* name) {
     std::wstring value(32768, L'\0');
     value.resize(GetEnvironmentVariableW(path_of(name).c_str(), value.data(),

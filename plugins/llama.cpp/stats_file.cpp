@@ -50,8 +50,16 @@ Book& book() {
     return instance;
 }
 
+// %p stands for the number of the process: servers with one environment don't share a file.
+std::string named() {
+    std::string name = platform::environment("LOWKV_STATS");
+    if (const std::size_t at = name.find("%p"); at != std::string::npos)
+        name.replace(at, 2, std::to_string(platform::process_number()));
+    return name;
+}
+
 const std::string& path() {
-    static const auto& value = *new std::string(platform::environment("LOWKV_STATS"));
+    static const auto& value = *new std::string(named());
     return value;
 }
 

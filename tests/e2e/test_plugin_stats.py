@@ -47,6 +47,13 @@ def tiny(folder):
     return models.llama(folder / "llama.gguf", layers=3)
 
 
+def test_the_number_of_the_process_is_part_of_a_name(folder, tiny):
+    with server(folder, "-c", 512, scheme="lowkv2.8", model=tiny, env={"LOWKV_STATS": str(folder / "%p.prom")}) as s:
+        s.complete("Once", 2)
+        time.sleep(INTERVAL + 0.5)
+        assert read(folder / f"{s.process.pid}.prom")
+
+
 def freed(log):
     """What each cache said when it was freed, in that order: the file's figures have to agree."""
     fields = r"cells packed (\d+), exact (\d+), bytes packed (\d+), exact (\d+), peak (\d+), reopened blocks (\d+)"

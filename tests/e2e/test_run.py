@@ -131,11 +131,29 @@ def test_a_quiet_server_whose_cache_is_packed_goes_on(tmp_path, quiet):
 
 def test_a_model_without_a_cache_is_not_said_to_have_one(tmp_path):
     encoder = decoder.eurobert(tmp_path / "encoder.gguf")
-    run = lowkv("run", "--", COMPLETION.with_name("llama-server"), "-m", encoder, "--embeddings", "--pooling", "mean",
-                "-t", 1, "--port", free_port(), "--no-ui")
+    run = lowkv("run", "--", COMPLETION.with_name("llama-server"), "-m", encoder, "-t", 1, "--port", free_port(),
+                "--no-ui")
     last = run.err.strip().splitlines()[-1]
     assert run.code == 1 and "without the plug-in" not in last and "would have been" not in last, run.both[-3000:]
     assert "an encoder, as for embeddings and reranking, has none: start it without lowkv run" in last, last
+
+
+@pytest.mark.parametrize("options, words", [
+    ((), ("--embeddings", "--pooling", "mean")), (("--if-possible",), ()),
+    ((), ("--reranking", "--pooling", "mean"))])
+def test_an_encoder_starts_plain_with_one_line(tmp_path, options, words):
+    encoder = decoder.eurobert(tmp_path / "encoder.gguf")
+    with server(tmp_path, *words, scheme=None, model=encoder, by=(BUILD / "bin/lowkv", "run", *options, "--")) as s:
+        assert "embedding" not in words or s.request("POST", "/embedding", {"content": "Once"})[0] == 200
+        ours = [line for line in s.log_text().splitlines() if line.startswith("lowkv")]
+        assert ours == ["lowkv: the model has no KV cache, so that nothing is packed"], ours
+
+
+def test_a_cache_elsewhere_goes_on_only_if_possible(tmp_path):
+    none = models.llama(tmp_path / "llama-40.gguf", head_dim=40)
+    run = lowkv("run", "--if-possible", "--", COMPLETION, "-m", none, *ASK)
+    assert run.code == 0 and run.out.strip(), run.both
+    assert "lowkv: nothing is packed: lowkv can't pack 2 of 2 layers" in run.err, run.both
 
 
 HINDERING = {"LLAMA_ARG_FLASH_ATTN": "off", "LLAMA_ARG_N_GPU_LAYERS": "0", "LLAMA_ARG_KV_OFFLOAD": "false",

@@ -49,6 +49,17 @@ bool repeated(int number) {
     return false;
 }
 
+volatile bool holds = false;
+volatile sig_atomic_t held = 0;  // 0: none yet
+
+// The first that asks the child to end.
+bool to_hold(int number) {
+    if (!holds || (number != SIGTERM && number != SIGINT && number != SIGHUP)) return false;
+    if (held != 0) holds = false;
+    held = number;
+    return holds;
+}
+
 void forward(int number, siginfo_t* info, void* /*context*/) {
 #ifdef __linux__  // where a signal from outside a container has no sender, either
     const bool key = info->si_code == SI_KERNEL;
@@ -57,7 +68,7 @@ void forward(int number, siginfo_t* info, void* /*context*/) {
 #endif
     if (key && !own_group) return;  // a terminal's keys go to the group
     const pid_t child = child_process;
-    if (child > 0 && !repeated(number)) signal_child(child, number);
+    if (child > 0 && !repeated(number) && !to_hold(number)) signal_child(child, number);
 }
 
 // Ctrl-Z, for which a shell stops this group alone.
@@ -183,6 +194,15 @@ std::optional<std::string> read_some(int descriptor, int milliseconds) {
     if (got == 0) return std::nullopt;
     text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
     return text;
+}
+
+void hold_signals() { holds = true; }
+
+bool signal_held() { return holds && held != 0; }
+
+void pass_held_signal(pid_t child) {
+    holds = false;
+    signal_child(child, held);
 }
 
 void stop_reading(int descriptor) { close(descriptor); }

@@ -17,6 +17,7 @@
 #include "common/saved_states.h"
 #include "common/terminal.h"
 #include "platform/system.h"
+#include "run/keep.h"
 
 namespace lowkv::cli {
 
@@ -140,5 +141,21 @@ SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {}
 SlotFiles::~SlotFiles() = default;
 
 void SlotFiles::read() {}
+
+class Keeper::State {};
+
+Keeper::Keeper(const std::string& /*folder*/, double /*most_bytes*/, const Program& /*program*/,
+               const std::vector<std::string>& /*settings*/) {
+    throw UsageError("--keep can't be used on Windows");
+}
+Keeper::~Keeper() = default;
+
+const std::filesystem::path& Keeper::slots() const {
+    static const std::filesystem::path none;
+    return none;
+}
+void Keeper::read(std::string_view /*messages*/) {}
+void Keeper::finish() {}
+bool Keeper::finished() const { return true; }
 
 }  // namespace lowkv::cli

@@ -166,6 +166,11 @@ std::optional<std::string> read_some(int descriptor, int milliseconds) {
     return text;
 }
 
+// For --keep alone, which is not there on Windows.
+void hold_signals() {}
+bool signal_held() { return false; }
+void pass_held_signal(pid_t /*child*/) {}
+
 void stop_reading(int descriptor) { _close(descriptor); }
 
 int stop_child(pid_t child) {
