@@ -253,7 +253,7 @@ int run(RunOptions& options) {
         keeper = keep_conversations(program, options);
         limit_threads(program);
         if (options.weights_on == "CPU") leave_room_for_weights(program);
-        show_message(size_prompt_cache(program, options.scheme));
+        if (!options.embeds) show_message(size_prompt_cache(program, options.scheme));
     }
     set_environment(program, options);
     const std::string mark = new_mark();

@@ -146,7 +146,8 @@ def test_an_encoder_starts_plain_with_one_line(tmp_path, options, words):
     with server(tmp_path, *words, scheme=None, model=encoder, by=(BUILD / "bin/lowkv", "run", *options, "--")) as s:
         assert "embedding" not in words or s.request("POST", "/embedding", {"content": "Once"})[0] == 200
         ours = [line for line in s.log_text().splitlines() if line.startswith("lowkv")]
-        assert ours == ["lowkv: the model has no KV cache, so that nothing is packed"], ours
+        assert ours[-1] == "lowkv: the model has no KV cache, so that nothing is packed", ours
+        assert len(ours) == 1 or options, ours  # a server of another kind hears of -cram first
 
 
 def test_a_cache_elsewhere_goes_on_only_if_possible(tmp_path):
