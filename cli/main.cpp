@@ -16,7 +16,6 @@ void add_compare(Command app, int& status);
 void add_run(Command app, int& status, const std::vector<std::string>& words);
 void add_schemes(Command app, int& status);
 void add_doctor(Command app, int& status);
-void add_devices(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_calibrate(Command app, int& status);
 void add_plugin(Command app);
@@ -33,7 +32,6 @@ constexpr const char* footer = R"(Examples:
   lowkv schemes kivi2
   lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
-  lowkv devices
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
   lowkv plugin --for ~/llama.cpp
   lowkv shrink slots/*.bin
@@ -71,7 +69,6 @@ int main(int argc, char** argv) {
     cli::add_run(app, status, words);
     cli::add_schemes(app, status);
     cli::add_doctor(app, status);
-    cli::add_devices(app, status);
     cli::add_plan(app, status);
     cli::add_calibrate(app, status);
     cli::add_plugin(app);

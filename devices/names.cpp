@@ -57,7 +57,7 @@ const Kind* kind_of(const std::string& name) {
         throw Error(ErrorCode::unsupported,
                     "there is no device '" + name +
                         "': it is 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'; "
-                        "`lowkv devices` lists what is there");
+                        "`lowkv doctor` lists what is there");
     if (kind->make == nullptr)
         throw Error(ErrorCode::unsupported, "device '" + name +
                                                 "': this build has none such; configure one with " +

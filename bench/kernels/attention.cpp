@@ -30,7 +30,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* footer = R"(Examples:
-  lowkv-bench attention --quick
+  lowkv-bench attention --head-dim 128 --heads 32/8 --tokens 4096,16384 --schemes lowkv2.8,kivi2
   lowkv-bench attention --head-dim 128 --heads 32/8 --tokens 16384 --threads 2 --schemes kivi2
   lowkv-bench attention --op decode --json attention.json
   lowkv-bench attention --op decode --queries 1,2,4,8,16 --tokens 4096
@@ -55,8 +55,7 @@ struct Options {
                                         "kivi4",    "int8",   "exact"},
                              peers = {"f16", "q8_0", "q4_0"}, ops = {"decode", "prefill"};
     std::string json, device = "cpu";
-    double limit = 3, budget = 0.5;
-    bool quick = false;
+    double budget = 0.5;
 };
 
 std::vector<AttentionShape> shapes_of(const Options& options) {
@@ -69,11 +68,6 @@ std::vector<AttentionShape> shapes_of(const Options& options) {
         }
     }
     return shapes;
-}
-
-std::string describe(const AttentionShape& shape) {
-    return "head_dim " + std::to_string(shape.head_dim) + ", heads " + shape.heads() + ", " +
-           count(shape.tokens) + " tokens";
 }
 
 class Bench {
@@ -124,7 +118,6 @@ class Bench {
                     (threads == bandwidth_.rbegin()->first ? "" : ",");
         }
         text += "; cold data: " + bytes(evictor_.bytes()) + " read before each repetition.\n";
-        for (const std::string& skipped : skipped_) text += "left out (--limit): " + skipped + "\n";
         return text;
     }
 
@@ -165,12 +158,6 @@ class Bench {
                 item.prepare(probe, threads);
                 item.attend();
                 const double estimate = time(item, threads) * queries.count / probe.count;
-                if (estimate > options_.limit) {
-                    skipped_.push_back(op + " " + describe(shape) + ", " + std::to_string(threads) +
-                                       " threads, " + item.name() + ": about " +
-                                       fixed(estimate, 1) + " s");
-                    continue;
-                }
                 const double wish = options_.budget / std::max(estimate, 1e-6);
                 repetitions[c] = static_cast<std::size_t>(std::clamp(wish, 3.0, 31.0));
                 item.prepare(queries, threads);
@@ -181,7 +168,6 @@ class Bench {
                     if (round < repetitions[c]) seconds[c].push_back(time(*cases[c], threads));
             }
             for (std::size_t c = 0; c < cases.size(); ++c) {
-                if (repetitions[c] == 0) continue;
                 const std::size_t size = cases[c]->bytes();
                 const std::string scheme = cases[c]->name();
                 found_.emplace_back(
@@ -205,7 +191,6 @@ class Bench {
     MemoryReader reader_, evictor_;
     std::map<unsigned, double> bandwidth_;
     Json found_ = Json::array();  // a row for each measurement
-    std::vector<std::string> skipped_;
 };
 
 std::string table(const Json& found) {
@@ -237,18 +222,12 @@ void require_caches(const Options& options, const AttentionShape& shape) {
     const double caches = cases * shape.tokens * shape.kv_heads * dim * 2 * sizeof(ggml_fp16_t);
     const double queries = prefill_queries * (cases + 1) * shape.q_heads * dim * sizeof(float);
     const double masks = 1.0 * prefill_queries * shape.tokens * sizeof(ggml_fp16_t);
-    require_memory(describe(shape) + " needs about ", caches + queries + masks,
-                   " for all caches at once", "use fewer --tokens, --schemes or --peers");
+    require_memory("heads " + shape.heads() + ", " + count(shape.tokens) + " tokens need about ",
+                   caches + queries + masks, " for all caches at once",
+                   "use fewer --tokens, --schemes or --peers");
 }
 
 int bench_attention(Options options) {
-    if (options.quick) {
-        options.head_dims = {128};
-        options.heads = {"32/8"};
-        options.tokens = {4096, 16384};
-        options.threads = {usable_cores()};
-        options.schemes = {"lowkv2.8", "kivi2"};
-    }
     for (const std::string& peer : options.peers) static_cast<void>(cache_type("--peers", peer));
     read_schemes(options.schemes);
     const std::vector<AttentionShape> shapes = shapes_of(options);
@@ -261,7 +240,7 @@ int bench_attention(Options options) {
     for (const AttentionShape& shape : shapes) require_caches(options, shape);
     Bench bench(options);
     for (std::size_t i = 0; i < shapes.size(); ++i) {
-        std::fprintf(stderr, "%zu / %zu  %s\n", i + 1, shapes.size(), describe(shapes[i]).c_str());
+        std::fprintf(stderr, "%zu / %zu\n", i + 1, shapes.size());
         bench.shape(shapes[i]);
     }
     show(table(bench.found()) + "\n" + bench.notes());
@@ -296,14 +275,10 @@ void add_attention(Command app, int& status) {
     command.defaulted("-t,--threads", &options->threads, "Threads", {range(1, 1024)});
     command.defaulted("-s,--schemes", &options->schemes, "Our schemes");
     command.defaulted("--device", &options->device,
-                      "Where our caches are; lowkv devices lists what there is");
+                      "Where our caches are; lowkv doctor lists what there is");
     command.defaulted("--peers", &options->peers, "ggml's cache types; none: leave them out");
     command.defaulted("--op", &options->ops, "decode, prefill", {one_of({"decode", "prefill"})});
-    command.defaulted("--limit", &options->limit,
-                      "Leave out what takes longer than so many seconds at once", {positive()});
     command.option("--json", &options->json, "Write the figures to this file, a list");
-    command.flag("--quick", &options->quick,
-                 "A minute: head_dim 128, heads 32/8, 4k and 16k tokens, lowkv2.8 and kivi2");
     command.callback([options, &status] {
         std::erase(options->peers, "none");
         if (options->peers.empty() && options->schemes.empty())

@@ -24,23 +24,18 @@ struct AttentionShape {
 
 // Keys and values, [token][channel].
 struct KvRows {
-    KvRows(const AttentionShape& shape, std::size_t tokens)
-        : keys(tokens * shape.channels()), values(keys.size()) {}
-
     std::vector<float> keys, values;
 };
 
-// Random keys, values and queries, the same for each case. Keys are normal, and as in real models a
-// few channels of a head have a large mean and spread.
+// Random keys, values and queries, the same for each case.
 class RandomTokens {
   public:
-    explicit RandomTokens(const AttentionShape& shape);
+    explicit RandomTokens(const AttentionShape& shape) : shape_(shape) {}
     KvRows rows(std::uint32_t first, std::uint32_t count) const;
     std::vector<float> queries(std::uint32_t count) const;  // [token][head][head_dim]
 
   private:
     AttentionShape shape_;
-    std::vector<float> mean_, spread_;  // of the keys, per channel
 };
 
 // `count` query tokens at the end of the cache, and the mask that llama.cpp would give them: f16,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <random>
 
 #include "common/machine.h"
 #include "lowkv/attention.h"
@@ -15,18 +16,14 @@ namespace lowkv::cli {
 
 namespace {
 
-// A nearly normal number for a counter: the sum of four uniform ones.
-float normal(std::uint64_t counter) {
-    std::uint64_t z = counter * 0x9e3779b97f4a7c15ULL;
-    z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-    z = (z ^ (z >> 27U)) * 0x94d049bb133111ebULL;
-    z ^= z >> 31U;
-    const auto sum = (z & 0xffffU) + ((z >> 16U) & 0xffffU) + ((z >> 32U) & 0xffffU) + (z >> 48U);
-    return (static_cast<float>(sum) - 131070.0f) / 37837.0f;
+// Normal numbers, the same for the same seed.
+std::vector<float> normal(std::size_t count, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> next;
+    std::vector<float> numbers(count);
+    for (float& x : numbers) x = next(random);
+    return numbers;
 }
-
-constexpr std::uint64_t key_stream = 1ULL << 40U, value_stream = 2ULL << 40U,
-                        query_stream = 3ULL << 40U;
 
 class LowkvCase final : public AttentionCase {
   public:
@@ -95,30 +92,13 @@ class LowkvCase final : public AttentionCase {
 
 float AttentionShape::scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 
-RandomTokens::RandomTokens(const AttentionShape& shape)
-    : shape_(shape), mean_(shape.channels(), 0.0f), spread_(shape.channels(), 1.0f) {
-    for (std::uint32_t channel = 0; channel < shape.channels(); ++channel) {
-        mean_[channel] = normal(channel) * 0.5f;
-        if (channel * 2654435761U >> 27U != 0) continue;  // one channel in 32
-        mean_[channel] *= 12.0f;
-        spread_[channel] = 2.5f;
-    }
-}
-
 KvRows RandomTokens::rows(std::uint32_t first, std::uint32_t count) const {
-    KvRows out(shape_, count);
-    const std::size_t n = shape_.channels();
-    for (std::size_t i = 0; i < out.keys.size(); ++i) {
-        out.keys[i] = mean_[i % n] + spread_[i % n] * normal(key_stream + first * n + i);
-        out.values[i] = normal(value_stream + first * n + i);
-    }
-    return out;
+    const std::size_t n = std::size_t{count} * shape_.channels();
+    return {normal(n, 2 * first), normal(n, 2 * first + 1)};
 }
 
 std::vector<float> RandomTokens::queries(std::uint32_t count) const {
-    std::vector<float> q(std::size_t{count} * shape_.q_heads * shape_.head_dim);
-    for (std::size_t i = 0; i < q.size(); ++i) q[i] = 1.5f * normal(query_stream + i);
-    return q;
+    return normal(std::size_t{count} * shape_.q_heads * shape_.head_dim, ~0u);
 }
 
 Queries make_queries(const AttentionShape& shape, const RandomTokens& random, std::uint32_t count) {

@@ -162,7 +162,7 @@ std::vector<std::string> plugin_script(const std::string& source, const std::str
     return words;
 }
 
-std::string plugin_for_program(const std::string& program, bool build, bool may_try) {
+std::string plugin_for_program(const std::string& program, bool may_try) {
     std::string own = plugin_path(), why;
     const fs::path library = ggml_of(platform::path_of(program));
     if (is_own_ggml(library)) return own;
@@ -173,10 +173,9 @@ std::string plugin_for_program(const std::string& program, bool build, bool may_
             stderr,
             "lowkv: this program's ggml is newer than this lowkv knows, and does not fit: %s\n",
             why.c_str());
-    if (!build && !has_sources("")) return own;
+    if (!has_sources("")) return own;
     std::vector<std::string> words = plugin_script("", program);
-    words.emplace_back("--start");
-    if (!build) words.emplace_back("--cached");
+    words.insert(words.end(), {"--start", "--cached"});
     const Output found = output_of(words, false);
     if (found.status == 127) return own;  // no Python
     if (found.status != 0) throw Failure("no plug-in fits " + program + " (see above)");

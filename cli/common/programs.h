@@ -45,9 +45,9 @@ std::vector<std::string> plugin_script(const std::string& source, const std::str
 // The plug-in for the program at this path: this command's own if it is for the program's ggml or,
 // where it may be tried, a newer one that it fits (trial.h), or
 // if the program has none (a wrapper script; the plug-in refuses a ggml that it isn't for). For
-// another ggml it is the plug-in that was built for it, or with `build` is built now; throws
-// Failure if there is neither. Without lowkv's sources it is always this command's own.
-std::string plugin_for_program(const std::string& program, bool build, bool may_try);
+// another ggml it is the plug-in that was built for it; throws Failure if there is none. Without
+// lowkv's sources it is always this command's own.
+std::string plugin_for_program(const std::string& program, bool may_try);
 
 // The command line that has the plug-in tried with lowkv's own ggml, its caches on the device.
 std::vector<std::string> trial_of(const std::string& plugin, const std::string& device);

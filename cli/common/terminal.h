@@ -34,7 +34,6 @@ inline constexpr std::string_view denial_mark = "lowkv: NOT active";
 std::string fixed(double value, int digits);
 std::string signed_fixed(double value, int digits);         // "+0.50"
 std::string shortest(double value, int digits);             // fixed() without zeros at the end
-std::string scientific(double value);                       // "1.2e-03"
 std::string divergence(double value);                       // small ones with more digits
 std::string count(std::uint64_t value);                     // 12,345
 std::string span(std::uint64_t least, std::uint64_t most);  // "3 to 8", or "3" where they are equal
@@ -45,9 +44,6 @@ std::string plural(std::uint64_t value, const char* noun);  // "1 thread", "2 th
 std::string joined(const std::vector<std::string>& words);  // with commas
 
 void show(const std::string& text);  // on stdout, at once
-
-// `text` behind `first`, in lines of at most 100 columns; later lines start with `indent` blanks.
-std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);
 
 // The span of a field, over at least one item.
 template <class Items, class Field>

@@ -36,12 +36,6 @@ fs::path note_of(const std::string& library, const fs::path& plugin) {
     return folder.empty() ? folder : folder / "tried" / (library + "-" + ggml::hash_of(plugin));
 }
 
-void remember(const fs::path& note, const std::string& version) {
-    std::error_code none;
-    fs::create_directories(note.parent_path(), none);
-    std::ofstream(note) << version << '\n';  // next time it is tried again where this failed
-}
-
 void say_fits(const std::string& version, const std::string& how) {
     std::fprintf(stderr, "lowkv: ggml %s is newer than this lowkv knows (%s): %s, and fits\n",
                  version.c_str(), ggml::served_versions().newest.c_str(), how.c_str());
@@ -78,7 +72,9 @@ Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& 
             return Trial::misfits;
         }
         say_fits(version, "tried here in " + fixed(watch.seconds(), 1) + " s");
-        if (!note.empty()) remember(note, version);
+        std::error_code none;
+        fs::create_directories(note.parent_path(), none);
+        std::ofstream(note) << version << '\n';  // next time it is tried again where this failed
     }
     platform::set_environment("LOWKV_TRIED", hash);
     return Trial::fits;

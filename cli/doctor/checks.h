@@ -32,7 +32,6 @@ struct ModelCheck {
     std::string model, scheme;
     std::vector<std::string> calibrations;
     unsigned threads = 1;
-    bool every_layer = false;  // show the layers even where they are alike
 };
 
 void look_at_model(Findings& findings, const ModelCheck& check);

@@ -1,6 +1,7 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -20,7 +21,6 @@
 #include "devices/names.h"
 #include "doctor/checks.h"
 #include "ggml-backend.h"
-#include "lowkv/calibration_file.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
 #include "lowkv/scheme.h"
@@ -75,9 +75,13 @@ void look_at_plugin(Findings& findings, const std::string& plugin) {
     std::set<std::string> names{"cpu", environment("LOWKV_DEVICE")};
     names.erase("");
     try {
-        for (const FoundDevice& device : found_devices()) names.insert(device.name);
-    } catch (const std::exception&) {
-        names.erase("");  // look_at_machine() has said why
+        const std::vector<FoundDevice> found = found_devices();
+        for (const FoundDevice& device : found) names.insert(device.name);
+        std::string missing = missing_devices(found);
+        std::ranges::replace(missing, '\n', ' ');
+        findings.note("devices", missing);
+    } catch (const std::exception& error) {
+        findings.bad("devices", error.what(), "see docs/troubleshooting/devices.md");
     }
     for (const std::string& name : names) {
         try {
@@ -169,19 +173,6 @@ void look_at_environment(Findings& findings) {
     }
 }
 
-// The plug-in refuses to start with a file that it can't read, whatever the scheme.
-void look_at_calibrations(Findings& findings) {
-    const std::string name = "LOWKV_CALIBRATION";
-    for (const std::string& path : ggml::calibration_paths()) {
-        try {
-            const Calibration made = calibration::load_calibration(path).calibration;
-            findings.good(name, " " + path + ": " + made.scheme + " of " + made.model);
-        } catch (const std::exception& error) {
-            findings.bad(name, " " + path, error.what());
-        }
-    }
-}
-
 int doctor(const Options& options) {
     if (!options.scheme.empty() && options.scheme != "delegate")
         static_cast<void>(parse_scheme(options.scheme));
@@ -192,7 +183,6 @@ int doctor(const Options& options) {
     look_at_ggml(findings);
     look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
     look_at_environment(findings);
-    look_at_calibrations(findings);
     if (!options.model.empty()) {
         look_at_model(findings,
                       {
@@ -200,7 +190,6 @@ int doctor(const Options& options) {
                           .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
                           .calibrations = options.calibrations,
                           .threads = options.threads,
-                          .every_layer = options.verbose,
                       });
     }
     const int problems = findings.problems();
@@ -222,7 +211,7 @@ void add_doctor(Command app, int& status) {
     add_threads(command, options->threads);
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
-    command.flag("-v,--verbose", &options->verbose, "Show every layer, and llama.cpp's messages");
+    command.flag("-v,--verbose", &options->verbose, "Show llama.cpp's messages");
     command.callback([options, &status] { status = doctor(*options); });
 }
 

@@ -103,28 +103,6 @@ double cosine(const Proof& one, const Proof& other) {
     return sum / static_cast<double>(chunk);
 }
 
-bool alike(const ggml::LayerReport& a, const ggml::LayerReport& b) {
-    return a.packed == b.packed && a.cells == b.cells && a.kv_heads == b.kv_heads &&
-           a.head_dim == b.head_dim && a.value_dim == b.value_dim &&
-           a.cells_packed == b.cells_packed && a.cells_exact == b.cells_exact &&
-           a.packed_bytes == b.packed_bytes;
-}
-
-std::string layer_table(const Layers& layers) {
-    Table table({"layer", "kv heads", "room, cells", "packed", "exact", "packed KiB", "exact KiB"});
-    const auto kib = [](std::size_t size) { return fixed(static_cast<double>(size) / 1024, 1); };
-    for (const ggml::LayerReport& layer : layers) {
-        if (!layer.packed) {
-            table.add({count(layer.layer), "f16", count(layer.cells)});
-            continue;
-        }
-        table.add({count(layer.layer), count(layer.kv_heads) + " x " + count(layer.head_dim),
-                   count(layer.cells), count(layer.cells_packed), count(layer.cells_exact),
-                   kib(layer.packed_bytes), kib(layer.exact_bytes)});
-    }
-    return table.text();
-}
-
 // Returns the fault of how the layers came out, or an empty text.
 std::string wrong_with(const Layers& layers) {
     std::size_t plain = 0;
@@ -205,9 +183,6 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     const Proof proof = run_through(model, options, tokens, tick);
     progress.finish();
     report(findings, check.scheme, proof, cosine(exact, proof));
-    const bool differ = std::ranges::any_of(
-        proof.layers, [&](const auto& layer) { return !alike(layer, proof.layers.front()); });
-    if (differ || check.every_layer) show("\n" + layer_table(proof.layers));
     findings.note("sizes", "of each scheme: lowkv plan -m " + check.model);
 }
 

@@ -16,7 +16,7 @@ struct RunOptions {
     std::vector<std::string> calibrations;
     bool partial = false;
     double timeout = not_given;
-    bool build_plugin = false, no_trial = false, if_possible = false;
+    bool no_trial = false, if_possible = false;
     std::string keep, keep_size = "8GiB";
     bool embeds = false;  // it serves embeddings or reranks, as encoders do, which have no cache
     std::vector<std::string> command;

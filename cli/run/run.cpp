@@ -192,10 +192,9 @@ Ending attend_to(pid_t child, int messages, Watcher& watcher, SlotFiles& slots, 
 
 // The variables by which the plug-in is loaded, and told what to do.
 void set_environment(const Program& program, const RunOptions& options) {
-    const std::string plugin =
-        options.plugin.empty()
-            ? plugin_for_program(program.command[0], options.build_plugin, !options.no_trial)
-            : options.plugin;
+    const std::string plugin = options.plugin.empty()
+                                   ? plugin_for_program(program.command[0], !options.no_trial)
+                                   : options.plugin;
     const std::filesystem::path plugin_path = platform::path_of(plugin);
     if (!std::filesystem::exists(plugin_path)) {
         throw Failure("the plug-in " + plugin +
@@ -300,7 +299,7 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
         "stays packed in this machine's memory, and attention to it on its cores, or is where "
         "--cache-on says");
     command.option("--cache-on", &options->cache_on,
-                   "Keep the cache on this device of `lowkv devices` (cuda, cuda:1, opencl), and "
+                   "Keep the cache on this device of `lowkv doctor` (cuda, cuda:1, opencl), and "
                    "attend to it there: for a build with such devices");
     command.flag("--partial", &options->partial,
                  "Go on where some layers stay f16, as long as others are packed");
@@ -311,8 +310,6 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
     command.option("--plugin", &options->plugin,
                    "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
                    "ggml, see `lowkv plugin`)");
-    command.flag("--build-plugin", &options->build_plugin,
-                 "Build the plug-in first if none fits the program's ggml");
     command.flag("--no-trial", &options->no_trial,
                  "Refuse a ggml that is newer than this lowkv knows, without trying it");
     command.option(

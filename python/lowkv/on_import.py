@@ -1,13 +1,12 @@
 """Gives every program that imports llama_cpp a packed cache, where LOWKV_LLAMA_CPP names a scheme: a `.pth` file of the
 package imports this when Python starts, and nothing where the variable is not set."""
 
-import importlib.abc
 import importlib.util
 import os
 import sys
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds llama_cpp as others do, once, and attaches lowkv to it when it has been imported."""
 
     def find_spec(self, name, path, target=None):

@@ -14,7 +14,7 @@ MEASURED = ("--schemes", "kivi2", "--tokens", 64, "--threads", 1)
 # What has output beside its help; {saved} is a saved state.
 WORDS = [(name, "--help") for name in COMMANDS] + [
     ("--help",), ("--version",), ("schemes",), ("schemes", "--all"), ("schemes", "lowkv2"), ("plan", "-m", MODEL),
-    ("devices",), ("doctor",), ("shrink", "{saved}"),
+    ("doctor",), ("shrink", "{saved}"),
     ("plugin", "--for", PATHS["LOWKV_LLAMA_BUILD"], "--source", "/no"),
     ("attention", *MEASURED, "--peers", "none"),
     ("generate", "-m", MODEL, "-p", "Once", "-n", 2, "--no-chat", "-t", 1),

@@ -125,7 +125,7 @@ inline Bytes rows_of(const ggml_tensor* tensor, std::size_t row, std::size_t row
 // All rows of stream 0 as a state has them, but without the marks of their scheme (row_mark.h).
 inline void copy_rows(const Cache& from, const Cache& to) {
     for (std::size_t i = 0; i < from.tensors().size(); ++i) {
-        Bytes rows = rows_of(from.tensors()[i], 0, from.cell_count());
+        Bytes rows = rows_of(from.tensors()[i], 0, static_cast<std::size_t>(from.keys(0)->ne[1]));
         for (std::size_t at = 0; at < rows.size(); at += sizeof(ggml_fp16_t))
             rows[at] &= std::byte{0xFE};
         ggml_backend_tensor_set(to.tensors()[i], rows.data(), 0, rows.size());

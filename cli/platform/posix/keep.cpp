@@ -196,10 +196,7 @@ Keeper::State::~State() {
 void Keeper::State::read(std::string_view messages) {
     const std::scoped_lock lock(mutex_);
     line_ += messages;
-    std::size_t begin = 0;
-    for (std::size_t end = 0; (end = line_.find('\n', begin)) != std::string::npos; begin = end + 1)
-        take_line(line_.substr(begin, end - begin));
-    line_.erase(0, begin);
+    take_lines(line_, [this](std::string_view line) { take_line(std::string(line)); });
     changed_.notify_all();
 }
 

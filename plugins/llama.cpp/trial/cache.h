@@ -48,7 +48,6 @@ class Cache {
     virtual ~Cache() = default;
     Cache(Cache&&) = default;
 
-    std::uint32_t cell_count() const { return cells_; }
     ggml_backend_t backend() const { return backend_.get(); }
     ggml_backend_buffer_t buffer() const { return buffer_.get(); }
     void clear() { ggml_backend_buffer_clear(buffer_.get(), 0); }
