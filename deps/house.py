@@ -28,8 +28,8 @@ PRODUCT = {
     "bench/kernels": "benchmarks",
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
-LINES = {"core": 13487, "devices": 6255, "llama.cpp": 5636, "transformers": 2520, "vLLM": 674,
-         "command": 5727, "guests": 3761, "extras": 155, "benchmarks": 648}
+LINES = {"core": 13487, "devices": 6255, "llama.cpp": 5635, "transformers": 2520, "vLLM": 674,
+         "command": 5746, "guests": 3761, "extras": 155, "benchmarks": 630}
 TOKENS = 482153
 BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0,

@@ -194,23 +194,13 @@ class Bench {
 };
 
 std::string table(const Json& found) {
-    Table table({"op", "head_dim", "heads", "tokens", "threads", "scheme", "ms", "floor ms",
-                 "% of floor", "vs ggml-f16"});
-    const auto f16_ms = [&](const Json& m) -> double {  // 0: that was not measured
-        for (const Json& other : found) {
-            bool same = other["scheme"] == "ggml-f16";
-            for (const char* field : {"op", "head_dim", "q_heads", "kv_heads", "tokens", "threads"})
-                same = same && other[field] == m[field];
-            if (same) return other["ms"];
-        }
-        return 0;
-    };
+    Table table(
+        {"op", "head_dim", "heads", "tokens", "threads", "scheme", "ms", "floor ms", "% of floor"});
     for (const Json& m : found) {
-        const double ms = m["ms"], floor_ms = m["floor_ms"], f16 = f16_ms(m);
+        const double ms = m["ms"], floor_ms = m["floor_ms"];
         table.add({m["op"], m["head_dim"].dump(), m["q_heads"].dump() + "/" + m["kv_heads"].dump(),
                    count(m["tokens"]), m["threads"].dump(), m["scheme"], fixed(ms, 3),
-                   fixed(floor_ms, 3), fixed(100 * floor_ms / ms, 1),
-                   f16 > 0 ? fixed(f16 / ms, 2) + "x" : ""});
+                   fixed(floor_ms, 3), fixed(100 * floor_ms / ms, 1)});
     }
     return table.text();
 }

@@ -19,7 +19,6 @@ struct AttentionShape {
     std::uint32_t channels() const { return kv_heads * head_dim; }
     float scale() const;
     std::string heads() const { return std::to_string(q_heads) + "/" + std::to_string(kv_heads); }
-    bool operator==(const AttentionShape&) const = default;
 };
 
 // Keys and values, [token][channel].
@@ -56,14 +55,12 @@ class AttentionCase {
 
     virtual std::string name() const = 0;
     virtual void append(const KvRows& rows) = 0;
-    virtual void pack() {}                   // packs what has left the window
-    virtual std::size_t bytes() const = 0;   // of the store, for ours
-    virtual std::uint32_t size() const = 0;  // tokens held
+    virtual void pack() {}                  // packs what has left the window
+    virtual std::size_t bytes() const = 0;  // of the store, for ours
 
     // Call before attend(), which then reads the tokens held now. The queries must outlive it.
     virtual void prepare(const Queries& queries, unsigned threads) = 0;
     virtual void attend() = 0;
-    virtual const float* output() const = 0;  // [token][head][head_dim]
 
     const AttentionShape& shape() const { return shape_; }
 

@@ -34,7 +34,6 @@ class GgmlCase final : public AttentionCase {
         filled_ += rows.keys.size() / shape().channels();
     }
     std::size_t bytes() const override { return ggml_nbytes(k_) + ggml_nbytes(v_); }
-    std::uint32_t size() const override { return static_cast<std::uint32_t>(filled_); }
 
     void prepare(const Queries& queries, unsigned threads) override {
         const AttentionShape& s = shape();
@@ -57,7 +56,6 @@ class GgmlCase final : public AttentionCase {
         ggml_backend_cpu_set_n_threads(backend_.get(), static_cast<int>(threads));
     }
     void attend() override { ggml_backend_graph_compute(backend_.get(), graph_); }
-    const float* output() const override { return static_cast<const float*>(output_->data); }
 
   private:
     static ggml_context* new_context() {

@@ -51,7 +51,6 @@ class LowkvCase final : public AttentionCase {
         const StoreStats stats = store_->stats();
         return stats.exact_bytes + stats.packed_bytes;
     }
-    std::uint32_t size() const override { return sequence_->size(); }
 
     void prepare(const Queries& queries, unsigned threads) override {
         const AttentionShape& s = shape();
@@ -66,15 +65,13 @@ class LowkvCase final : public AttentionCase {
                .out_head_stride = s.head_dim,
                .tokens = queries.count,
                .heads = s.q_heads,
-               .n_cells = size()};
+               .n_cells = sequence_->size()};
         params_ = {};
         params_.scale = s.scale();
-        if (queries.mask.empty()) return;
         params_.mask = {
             .kind = Mask::Kind::additive_f16, .data = queries.mask.data(), .row_stride = s.tokens};
     }
     void attend() override { lowkv::attend(*sequence_, io_, params_, workspace_, *executor_); }
-    const float* output() const override { return output_.data(); }
 
   private:
     std::string name_;

@@ -84,6 +84,28 @@ void show(const std::string& text) {
     std::fflush(stdout);
 }
 
+std::string wrapped(std::string_view first, std::string_view text, std::size_t indent) {
+    constexpr std::size_t columns = 100;
+    std::string out(first);
+    std::size_t used = first.size();
+    bool fresh = true;  // at the start of a line
+    while (!text.empty()) {
+        const std::size_t end = text.find(' ');
+        const std::string_view word = text.substr(0, end);
+        if (!fresh && used + 1 + word.size() > columns) {
+            out.append("\n").append(indent, ' ');
+            used = indent;
+            fresh = true;
+        }
+        if (!fresh) out += ' ';
+        used += word.size() + (fresh ? 0 : 1);
+        out += word;
+        fresh = false;
+        text = end == std::string_view::npos ? std::string_view{} : text.substr(end + 1);
+    }
+    return out + "\n";
+}
+
 Table::Table(std::vector<std::string> header) : widths_(header.size(), 3) {
     rows_.push_back(std::move(header));
     widen(rows_.front());

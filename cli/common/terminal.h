@@ -45,6 +45,9 @@ std::string joined(const std::vector<std::string>& words);  // with commas
 
 void show(const std::string& text);  // on stdout, at once
 
+// `text` behind `first`, in lines of at most 100 columns; later lines start with `indent` blanks.
+std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);
+
 // The span of a field, over at least one item.
 template <class Items, class Field>
 std::string span_of(const Items& items, Field field) {

@@ -128,10 +128,6 @@ void look_at_ggml(Findings& findings) {
     const ggml::ServedVersions served = ggml::served_versions();
     findings.good("ggml", std::string(ggml_version()) + "; the plug-in is for programs with " +
                               served.oldest + " to " + served.newest);
-    const std::string tools = llama_tools_directory();
-    findings.note(
-        "llama.cpp tools",
-        tools.empty() ? "not found beside libggml: lowkv run takes them from the PATH" : tools);
 }
 
 void look_at_environment(Findings& findings) {

@@ -84,7 +84,8 @@ std::string notes(const Planned& planned) {
                           ", lie elsewhere: the memory is the cache's alone.\n"
                     : "No weights are counted: add --weights SIZE.\n";
     for (const std::string& note : planned.shape.notes) text += "Note: " + note + ".\n";
-    if (!planned.budget.rungs.empty()) text += "Budget: " + text_of(planned.budget) + ".\n";
+    if (!planned.budget.rungs.empty())
+        text += wrapped("Budget: ", text_of(planned.budget) + ".", 8);
     return text;
 }
 

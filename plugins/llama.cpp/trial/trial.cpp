@@ -38,7 +38,6 @@ struct Tried {
     const char* scheme;
     double error, restored;
 };
-constexpr double turned_error = 1e-3;  // of keys that are rounded once more
 constexpr Tried exact{"exact", 1e-5, 1e-5}, packed{"lowkv4,window=32", 0.4, 0.02};
 
 // One conversation of a stream: its rows as f16 holds them, and what attention to them is.
@@ -201,8 +200,8 @@ void try_attention(ggml_backend_dev_t device, const Tried& tried, Heads heads,
     require(cache.shift(std::vector<std::int32_t>(2 * cells, shifted)) == GGML_STATUS_SUCCESS,
             "a context shift was not computed");
     for (Conversation& one : both) {
-        one.turn(shifted);
-        require(one.step(cache, 1) < std::max(bound, turned_error),
+        one.turn(shifted);  // and rounds them once more
+        require(one.step(cache, 1) < std::max(bound, 1e-3),
                 "attention after a context shift is wrong");
     }
 }
