@@ -81,7 +81,7 @@ void look_at_plugin(Findings& findings, const std::string& plugin) {
         std::ranges::replace(missing, '\n', ' ');
         findings.note("devices", missing);
     } catch (const std::exception& error) {
-        findings.bad("devices", error.what(), "see docs/troubleshooting/devices.md");
+        findings.bad("devices", error.what(), "unset LOWKV_DEVICE, or mend the driver");
     }
     for (const std::string& name : names) {
         try {
