@@ -291,28 +291,15 @@ def build(host):
         return folder / LIBRARY
 
 
-def show_list():
-    sources = own_sources()
-    for folder, made in cached():
-        state = "" if made["sources"] == sources else "  (of other lowkv sources: not used)"
-        print(f"ggml {made['ggml']:8}  {folder / LIBRARY}{state}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--for", dest="path", type=Path, metavar="PATH", help="what to build for")
+    parser.add_argument("--for", dest="path", type=Path, metavar="PATH", required=True, help="what to build for")
     parser.add_argument("--cached", action="store_true", help="build nothing: fail where none is cached")
     parser.add_argument("--own", nargs=3, metavar=("PLUGIN", "OLDEST", "NEWEST"),
                         help="the plug-in that the caller has, for these ggml: printed where it fits")
     parser.add_argument("--start", action="store_true", help="PATH is about to be started: where it shows no ggml, as "
                         "a wrapper does, the caller's own plug-in is printed")
-    parser.add_argument("--list", action="store_true", help="list what is cached")
     args = parser.parse_args()
-    if args.list == bool(args.path):
-        parser.error("either --for PATH or --list")
-    if args.list:
-        show_list()
-        return 0
     try:
         with contextlib.redirect_stdout(sys.stderr):
             host = look_at(Path(os.path.abspath(args.path)))

@@ -39,7 +39,10 @@ def test_stock_llama_cpp_serves_it_packed(tmp_path):
     assert "NOT active" not in run.both
     packed = buffers(run)
     assert len(packed) == 2
-    assert all(ours < 0.6 * theirs for ours, theirs in zip(packed, buffers(stock), strict=True))
+    wide, sliding = (ours / theirs for ours, theirs in zip(packed, buffers(stock), strict=True))
+    # Of a sliding layer's 8 blocks 5 may be unquantized at once: the sinks', two of the window, the one that is
+    # written, and one that a context shift keeps open.
+    assert wide < 0.35 and sliding < (5 + 3 / 5.8) / 8
 
 
 def predictions(folder, scheme, context=1024):
