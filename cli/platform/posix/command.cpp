@@ -139,12 +139,12 @@ std::string processor_name() {
 std::size_t system_memory() {
     const std::size_t all = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
                             static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    return std::min(all, platform::group_limits().memory);
+    return std::min<std::uint64_t>(all, platform::group_limits().memory);
 }
 
 std::size_t available_memory() {
-    return std::min(proc_bytes("/proc/meminfo", "MemAvailable:"),
-                    platform::group_limits().free_memory);
+    return std::min<std::uint64_t>(proc_bytes("/proc/meminfo", "MemAvailable:"),
+                                   platform::group_limits().free_memory);
 }
 
 bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
