@@ -215,7 +215,8 @@ def test_what_is_wrong_is_named_as_it_was_given(words, env, said):
 
 # What is no value of them, or why they have none that is wrong.
 VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None, "LOWKV_SOURCE": None,  # texts
-             "LOWKV_PLOT_PYTHON": None, "LOWKV_KEEP_MALLOC": None}  # not of this command
+             "LOWKV_PLOT_PYTHON": None, "LOWKV_KEEP_MALLOC": None, "LOWKV_LLAMA_CPP": None,  # not of this command
+             "LOWKV_TRIED": None}  # set by it
 
 
 @pytest.mark.parametrize("name", re.findall(r"^\| `(LOWKV_\w+)`", (ROOT / "docs/reference/variables.md").read_text(),
