@@ -19,7 +19,13 @@ def by(folder, *options):
 
 @contextlib.contextmanager
 def keeping(tmp_path, *words, options=(), **more):
+    """With what was kept, once that is back: clients that come with the first milliseconds may be before it."""
+    kept = bool(files(tmp_path))
     with server(tmp_path, *CONTEXT, *words, scheme=None, by=by(tmp_path / "kept", *options), **more) as running:
+        for _ in range(100 if kept else 0):
+            if "lowkv: --keep:" in running.log_text():
+                break
+            time.sleep(0.1)
         yield running
 
 

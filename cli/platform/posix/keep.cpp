@@ -130,15 +130,14 @@ class Keeper::State {
 
     fs::path folder_;
     double most_bytes_;
-    std::string prefix_, key_;
+    std::string prefix_, key_, line_, address_;
     Clock::duration rest_ = usual_rest;
     int lock_ = -1;
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::string line_, address_;
-    std::map<int, Clock::time_point>
-        used_;  // slots that are not saved yet, and when they last were
+    // Slots that are not saved yet, and when they were used last.
+    std::map<int, Clock::time_point> used_;
     bool finishing_ = false, busy_ = false, ended_ = false;
     std::thread worker_;
 };
@@ -278,6 +277,7 @@ void Keeper::State::restore_all(const std::map<int, Kept>& found) {
     std::vector<std::thread> asking;
     for (const auto& [slot, kept] : found) asking.emplace_back([this, &kept] { restore(kept); });
     for (std::thread& one : asking) one.join();
+    if (!found.empty()) say("--keep: what " + plural(found.size(), "slot") + " held is back");
 }
 
 void Keeper::State::restore(const Kept& kept) {
