@@ -367,7 +367,8 @@ bench-shapes: build ## decoding at 4k to 32k tokens in the shapes of three real 
 .PHONY: bench-length
 bench-length: package ## one sequence of a million tokens in all layers: memory, packing, decoding (three minutes, 5 GiB)
 	@$(SETUP) venv-transformers
-	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" bench/long_context.py $(BENCH_ARGS)
+	PYTHONPATH="$(CURDIR)/$(PACKAGE)" "$(call dep,LOWKV_PYTHON)" bench/long_context.py \
+	    --python "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" $(BENCH_ARGS)
 
 .PHONY: bench-batch
 bench-batch: build ## sequences and tokens a second at equal memory, by stock llama-batched-bench (15 minutes)

@@ -11,14 +11,12 @@ attention of one token takes in all layers, beside what reading the held bytes t
 
 import argparse
 import functools
+import json
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
-
-import pictures
-import torch
-from lowkv.cache import Cache
-from lowkv.visibility import Visibility
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1 << 30
@@ -31,6 +29,8 @@ def arguments():
     parser.add_argument("--tokens", default="1Mi", help="at the end, as 64Ki or 1Mi (default: %(default)s)")
     parser.add_argument("--schemes", default="lowkv2.8", help="one after the other (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance", help="default: %(default)s")
+    parser.add_argument("--python", default=sys.executable, help="one with lowkv and torch (default: this one)")
+    parser.add_argument("--measure", metavar="SCHEME", help="only measure, and print the rows as JSON")
     return parser.parse_args()
 
 
@@ -42,6 +42,10 @@ def seconds(call):
 
 def measure(options, scheme):
     """Rows of the table: at 1,024 tokens, and at each doubling."""
+    import torch
+    from lowkv.cache import Cache
+    from lowkv.visibility import Visibility
+
     last = int(options.tokens.removesuffix("Ki").removesuffix("Mi"))
     last <<= {"Ki": 10, "Mi": 20}.get(options.tokens[-2:], 0)
     random = torch.Generator().manual_seed(1)
@@ -66,11 +70,20 @@ def measure(options, scheme):
         found.append({"scheme": scheme, "tokens": tokens, "bytes": held,
                       "f16_bytes": LAYERS * 4 * KV_HEADS * HEAD_DIM * tokens, "pack_us": packing / tokens * 1e6,
                       "ms": statistics.median(times) * 1e3, "floor_ms": held / bandwidth * 1e3})
-        print(f"{tokens:>9,} tokens: {held / 2**20:7.1f} MiB, a token's attention {found[-1]['ms']:.2f} ms", flush=True)
+        print(f"{tokens:>9,} tokens: {held / 2**20:7.1f} MiB, a token's attention {found[-1]['ms']:.2f} ms",
+              file=sys.stderr, flush=True)
     return found
 
 
+def measured(options, scheme):
+    """The same by a Python with torch: this one draws."""
+    command = [options.python, __file__, "--tokens", options.tokens, "--measure", scheme]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
 def plot(rows, out):
+    import pictures
+
     figure, (left, right) = pictures.side_by_side(2)
     for scheme, colour, marker in zip(dict.fromkeys(row["scheme"] for row in rows), pictures.COLOURS[1:],
                                       pictures.MARKERS[1:], strict=False):
@@ -98,7 +111,10 @@ def plot(rows, out):
 
 def main():
     options = arguments()
-    rows = [row for scheme in options.schemes.split(",") for row in measure(options, scheme)]
+    if options.measure:
+        print(json.dumps(measure(options, options.measure)))
+        return
+    rows = [row for scheme in options.schemes.split(",") for row in measured(options, scheme)]
     plot(rows, options.out)
 
 
