@@ -108,6 +108,11 @@ test-versions: build ## the plug-in under older llama.cpp (VERSIONS="0.11.0 0.25
 	LOWKV_MATRIX="$$parts" LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
 	    tests/matrix $(PYTEST_ARGS)
 
+.PHONY: test-trial
+test-trial: build ## how a ggml is tried that lowkv does not know: with one thing changed in each of seven (10 minutes)
+	LOWKV_MATRIX=trial LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
+	    tests/matrix/test_trial.py $(PYTEST_ARGS)
+
 BUILDS ?= dl noomp debug static
 .PHONY: test-builds
 test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="dl noomp": which)

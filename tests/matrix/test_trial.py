@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from plugin_tools import PATHS, PLUGIN, environment
-from test_smoke import COMMAND
+from test_smoke import COMMAND, NAMES
+
+pytestmark = pytest.mark.skipif("trial" not in NAMES, reason="LOWKV_MATRIX does not name it: make test-trial")
 
 TREE = Path(PATHS["LOWKV_LLAMA_SOURCE"]) / "ggml"
 TRIAL = COMMAND.with_name("lowkv-trial")
