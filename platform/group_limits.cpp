@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number that a file begins with. "max" and "-1" mean no limit, and are none.
+// The number that a file begins with. None for "max" and "-1", which mean that there is no limit.
 std::optional<std::uint64_t> number_in(const fs::path& path) {
     std::ifstream file(path);
     std::int64_t number = 0;

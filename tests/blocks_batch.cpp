@@ -56,9 +56,7 @@ class Batches : public Sides<Batch, State> {
     }
 
     void check() {
-        if (!in_step()) check_books();
-        CHECK(store->stats().reopened_blocks == model.reopened);
-        CHECK(store->stats().encoded_blocks == model.encodings);
+        check_store();
         for (const Side& side : sides) check_numbers(side);
         if (below(3) == 0) check_rows(any());
     }

@@ -212,6 +212,14 @@ struct Sides : Owned {
         return Owned::succeeds(growth, in_step(), f);
     }
 
+    // The books are right between steps, the counters always.
+    void check_store() {
+        if (!in_step()) check_books();
+        const StoreStats stats = store->stats();
+        REQUIRE(stats.reopened_blocks == model.reopened);
+        REQUIRE(stats.encoded_blocks == model.encodings);
+    }
+
     void fork() {
         if (sides.size() >= 3 + model.last_rung()) return;
         const Side& side = any();  // whose step stays its own

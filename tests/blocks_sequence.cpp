@@ -39,10 +39,7 @@ class Sequences : public Sides<Sequence, Table> {
     }
 
     void check() {
-        if (!in_step()) check_books();
-        const StoreStats stats = store->stats();
-        REQUIRE(stats.reopened_blocks == model.reopened);
-        REQUIRE(stats.encoded_blocks == model.encodings);
+        check_store();
         for (const Side& side : sides) check_blocks(side);
         if (below(3) == 0) check_rows(any());
     }

@@ -29,8 +29,7 @@ std::uint64_t sliding_cells(std::uint64_t window);
 ModelShape named_shape(const std::string& name);
 std::string shape_names();
 
-// Reads the header. Throws Failure when the file can't be
-// planned for.
+// Reads the header. Throws Failure when the file can't be planned for.
 ModelShape gguf_shape(const std::string& path);
 
 }  // namespace lowkv::cli

@@ -42,11 +42,10 @@ bool has_sources(const std::string& source);
 // UsageError if the tree is not known.
 std::vector<std::string> plugin_script(const std::string& source, const std::string& path);
 
-// The plug-in for the program at this path: this command's own if it is for the program's ggml or,
-// where it may be tried, a newer one that it fits (trial.h), or
-// if the program has none (a wrapper script; the plug-in refuses a ggml that it isn't for). For
-// another ggml it is the plug-in that was built for it; throws Failure if there is none. Without
-// lowkv's sources it is always this command's own.
+// The plug-in for the program at this path. That of this command, if it is for the program's ggml,
+// if that is newer, may be tried and fits (try_ggml()), or if the program has no ggml (a wrapper
+// script; the plug-in refuses a ggml that it isn't for). For any other ggml the one that was built
+// for it; throws Failure where there is none. Without lowkv's sources always this command's own.
 std::string plugin_for_program(const std::string& program, bool may_try);
 
 // The command line that has the plug-in tried with lowkv's own ggml, its caches on the device.

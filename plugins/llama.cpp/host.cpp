@@ -58,7 +58,7 @@ std::string misfit() {
 // With NDEBUG nothing in that library names a C library's function for a failed assertion.
 bool host_asserts() {
     static const bool found = [] {
-        const std::string library = text_of(ggml_library());
+        const std::string library = contents_of(ggml_library());
         for (const char* name : {"__assert_fail", "__assert_rtn", "_wassert"})
             if (library.find(name) != std::string::npos) return true;
         return false;

@@ -20,10 +20,10 @@ std::string misfit();
 // "0.25.3" -> {0, 25, 3}
 std::array<int, 3> numbers(const char* version);
 
-// The program's ggml, and what the file holds.
+// The file of the program's ggml.
 std::filesystem::path ggml_library();
-std::string text_of(const std::filesystem::path& file);
-// The same in short.
+std::string contents_of(const std::filesystem::path& file);
+// Of a file's contents.
 std::string hash_of(const std::filesystem::path& file);
 
 // Whether nobody knows the structures of this version.

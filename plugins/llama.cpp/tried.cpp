@@ -26,14 +26,14 @@ std::filesystem::path ggml_library() {
     return platform::path_of(platform::file_of(ggml_version()));
 }
 
-std::string text_of(const std::filesystem::path& file) {
+std::string contents_of(const std::filesystem::path& file) {
     std::ifstream stream(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 std::string hash_of(const std::filesystem::path& file) {
     std::array<char, 17> text{};
-    std::snprintf(text.data(), text.size(), "%016zx", std::hash<std::string>{}(text_of(file)));
+    std::snprintf(text.data(), text.size(), "%016zx", std::hash<std::string>{}(contents_of(file)));
     return text.data();
 }
 

@@ -260,7 +260,7 @@ void try_tables(ggml_backend_dev_t device) {
     ggml_backend_tensor_set(cache.keys(0), bytes.data(), 2560, bytes.size());
     ggml_backend_tensor_get(cache.keys(0), back.data(), 2560, back.size());
     require(ggml_backend_buffer_get_type(cache.buffer()) == type &&
-                ggml_backend_buffer_get_size(cache.buffer()) > 0,
+                ggml_backend_buffer_get_size(cache.buffer()) > 0 && back == bytes,
             "the buffer's table is another");
     cache.clear();
 }
