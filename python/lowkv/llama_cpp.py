@@ -73,7 +73,7 @@ def attach(scheme: str = "") -> None:
     embeddings are left as they are, as they keep no conversation. scheme: "" stands for LOWKV_SCHEME or the default."""
     enable(scheme or os.environ.get("LOWKV_SCHEME") or default_scheme)
     made = _llama_cpp().Llama
-    stock = made.__init__
+    stock = getattr(made.__init__, "stock", made.__init__)  # attached twice, it is still wrapped once
 
     @functools.wraps(stock)  # servers look at its arguments' names
     def make(self, *args, **arguments):
@@ -85,6 +85,7 @@ def attach(scheme: str = "") -> None:
             raise Error("the cache of this Llama is not packed; the plug-in's message is above. To go on with a cache "
                         "of f16, leave out LOWKV_LLAMA_CPP and lowkv.llama_cpp")
         self.reset()
+    make.stock = stock
     made.__init__ = make
 
 
