@@ -151,8 +151,6 @@ void look_at_environment(Findings& findings) {
     try {
         if (scheme.empty())
             findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
-        else if (scheme == "delegate")
-            findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
         else
             findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
     } catch (const std::exception& error) {
@@ -170,8 +168,7 @@ void look_at_environment(Findings& findings) {
 }
 
 int doctor(const Options& options) {
-    if (!options.scheme.empty() && options.scheme != "delegate")
-        static_cast<void>(parse_scheme(options.scheme));
+    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
     findings.good("lowkv", LOWKV_VERSION);
