@@ -47,7 +47,4 @@ std::filesystem::path ggml_of(const std::filesystem::path& program);
 // deps/plugin_for.py makes plug-ins for other versions of ggml here.
 extern const bool builds_plugins;
 
-// llama.cpp's configuration files, least important first.
-std::vector<std::filesystem::path> configuration_files();
-
 }  // namespace lowkv::cli
