@@ -18,7 +18,6 @@ void add_schemes(Command app, int& status);
 void add_doctor(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_calibrate(Command app, int& status);
-void add_plugin(Command app);
 
 }  // namespace lowkv::cli
 
@@ -32,7 +31,6 @@ constexpr const char* footer = R"(Examples:
   lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
-  lowkv plugin --for ~/llama.cpp
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -69,6 +67,5 @@ int main(int argc, char** argv) {
     cli::add_doctor(app, status);
     cli::add_plan(app, status);
     cli::add_calibrate(app, status);
-    cli::add_plugin(app);
     return cli::run(line, static_cast<int>(dashes - argv), argv, status);
 }

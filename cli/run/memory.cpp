@@ -1,4 +1,4 @@
-#include "run/memory.h"
+#include "run/checks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@ from pathlib import Path
 import plugin_models as models
 import pytest
 from models import decoder
-from plugin_tools import BUILD, MODEL, PATHS, ROOT, assert_same_text, complete, environment, free_port, server
+from plugin_tools import BUILD, MODEL, PATHS, ROOT, assert_same_text, complete, free_port, server
 from test_command import lowkv
 
 COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
@@ -212,7 +212,7 @@ def test_what_is_wrong_is_named_as_it_was_given(words, env, said):
 
 
 # What is no value of them, or why they have none that is wrong.
-VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None, "LOWKV_SOURCE": None,  # texts
+VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None,  # texts
              "LOWKV_PLOT_PYTHON": None, "LOWKV_KEEP_MALLOC": None, "LOWKV_LLAMA_CPP": None,  # not of this command
              "LOWKV_TRIED": None}  # set by it
 
@@ -292,7 +292,8 @@ def test_what_a_configuration_file_keeps_away_is_said(tmp_path):
     file = tmp_path / "llama.cpp/config.ini"
     file.parent.mkdir()
     words = ("run", "--", COMPLETION, "-m", MODEL, *ASK)
-    for text, why in (("cache-type-k = q8_0", "CAUSE"), ("[default]\nkv-offload = off", "the KV cache is in CPU memory")):
+    for text, why in (("cache-type-k = q8_0", "CAUSE"),
+                      ("[default]\nkv-offload = off", "the KV cache is in CPU memory")):
         file.write_text(text + "\n")
         run = lowkv(*words, XDG_CONFIG_HOME=str(tmp_path))
         assert run.code == 1 and why in said(run), run.both

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from plugin_tools import BUILD, MODEL, PATHS, environment
+from plugin_tools import BUILD, MODEL, environment
 from test_command import TEXT, lowkv
 
 COMMANDS = re.findall(r"^  ([a-z]+)  ", lowkv("--help").out.split("Subcommands:")[1], re.M)
@@ -14,7 +14,6 @@ MEASURED = ("--schemes", "kivi2", "--tokens", 64, "--threads", 1)
 WORDS = [(name, "--help") for name in COMMANDS] + [
     ("--help",), ("--version",), ("schemes",), ("schemes", "--all"), ("schemes", "lowkv2"), ("plan", "-m", MODEL),
     ("doctor",),
-    ("plugin", "--for", PATHS["LOWKV_LLAMA_BUILD"], "--source", "/no"),
     ("attention", *MEASURED, "--peers", "none"),
     ("generate", "-m", MODEL, "-p", "Once", "-n", 2, "--no-chat", "-t", 1),
     ("compare", "-m", MODEL, "-f", TEXT, "--schemes", "kivi2", "--tokens", 300, "--chunk", 64, "--no-speed", "-t", 1)]

@@ -169,6 +169,6 @@ std::filesystem::path ggml_of(const std::filesystem::path& program) {
     return listing.substr(path + 3, listing.find(" (", path) - path - 3);
 }
 
-const bool builds_plugins = true;
+const bool tries_ggml = true;
 
 }  // namespace lowkv::cli

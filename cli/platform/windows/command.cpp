@@ -120,7 +120,7 @@ std::filesystem::path ggml_of(const std::filesystem::path& program) {
     return std::filesystem::exists(beside) ? beside : std::filesystem::path();
 }
 
-const bool builds_plugins = false;
+const bool tries_ggml = false;
 
 // `compact /c` of the folder lets the file system leave zeros out.
 SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {}
