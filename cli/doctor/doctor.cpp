@@ -1,7 +1,6 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -75,11 +74,9 @@ void look_at_plugin(Findings& findings, const std::string& plugin) {
     std::set<std::string> names{"cpu", environment("LOWKV_DEVICE")};
     names.erase("");
     try {
-        const std::vector<FoundDevice> found = found_devices();
-        for (const FoundDevice& device : found) names.insert(device.name);
-        std::string missing = missing_devices(found);
-        std::ranges::replace(missing, '\n', ' ');
-        findings.note("devices", missing);
+        const std::vector<std::string> found = found_devices();
+        names.insert(found.begin(), found.end());
+        findings.note("devices", missing_devices(found));
     } catch (const std::exception& error) {
         findings.bad("devices", error.what(), "unset LOWKV_DEVICE, or mend the driver");
     }
