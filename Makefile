@@ -220,6 +220,10 @@ site: ## the documentation site in build/site, with the API reference if `make d
 	NO_MKDOCS_2_WARNING=1 "$(call dep,LOWKV_SITE_PYTHON)" -m mkdocs build --strict
 	echo "the site: build/site/index.html, or python3 -m http.server -d build/site"
 
+.PHONY: change-cost
+change-cost: setup ## what a preset, a word, a subcommand, an instruction set cost in files: made in a copy, built and tested
+	@deps/change_cost.py $(CHANGES)
+
 .PHONY: test-core
 test-core: setup ## the core and its tests without guests/, which must not be needed
 	@$(call BUILD,core)

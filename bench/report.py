@@ -2,7 +2,7 @@
 """A dated benchmark report of this machine: what was run, what it printed, and the raw logs.
 
     bench/report.py                       what `make report` runs: a page in docs/reports, raw logs in a folder beside
-    bench/report.py --only encode,plan    some steps, into the same report: the others keep what they had
+    bench/report.py --only attention,plan    some steps, into the same report: the others keep what they had
     bench/report.py --list                the steps
 
 Each step is a command that can be run by hand. Steps measure lowkv and its baseline in turn, so ratios can be compared
@@ -36,8 +36,6 @@ class Step(NamedTuple):
 STEPS = (
     Step("attention", "One attention of a decode step, beside ggml's kernels", "{bench} " + KERNELS, 3),
     Step("attention-avx2", "The same with AVX2 alone", "{bench} " + KERNELS, 2, "avx2"),
-    Step("encode", "Packing a token, and reading one back",
-         "{bench} encode --schemes lowkv2.8,lowkv2,lowkv4,kivi2,kivi4 --head-dim 64,128,256", 1),
     Step("llama-bench", "Prompts and answers of SmolLM2-135M: stock llama-bench",
          "{python} bench/llama_bench.py --depths 0,4096,8000 --schemes lowkv2.8,lowkv2,kivi2 -n 64", 6),
     Step("shapes", "Decoding at depth in the shape of Qwen3-4B: stock llama-server",

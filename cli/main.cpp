@@ -18,8 +18,6 @@ void add_schemes(Command app, int& status);
 void add_doctor(Command app, int& status);
 void add_plan(Command app, int& status);
 void add_calibrate(Command app, int& status);
-void add_plugin(Command app);
-void add_shrink(Command app);
 
 }  // namespace lowkv::cli
 
@@ -33,8 +31,6 @@ constexpr const char* footer = R"(Examples:
   lowkv plan -m model.gguf
   lowkv doctor -m model.gguf
   lowkv calibrate -m model.gguf --text book.txt --scheme skvq-k2v2
-  lowkv plugin --for ~/llama.cpp
-  lowkv shrink slots/*.bin
 
 Each command explains itself: lowkv COMMAND --help.)";
 
@@ -71,7 +67,5 @@ int main(int argc, char** argv) {
     cli::add_doctor(app, status);
     cli::add_plan(app, status);
     cli::add_calibrate(app, status);
-    cli::add_plugin(app);
-    cli::add_shrink(app);
     return cli::run(line, static_cast<int>(dashes - argv), argv, status);
 }

@@ -13,7 +13,7 @@ FOLDER = ROOT / "docs/reference"
 # The pages and their commands; those that are not named are on the first one.
 FIRST, BENCH = "command", "command-measuring"
 PAGES = {FIRST: (), "command-models": ("generate", "compare", "calibrate"), "command-plans": ("plan",),
-         BENCH: ("lowkv-bench",), "command-files": ("plugin", "shrink")}
+         BENCH: ("lowkv-bench",)}
 
 
 def help_of(command, words):

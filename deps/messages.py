@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cli", "bench/kernels", "plugins", "src", "guests", "include", "python", "devices",
-           "deps/plugin_for.py")  # the last: `lowkv plugin`
+           "deps/plugin_for.py")
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
             "report_once", "say", "first_broken", "learn_refusal", "learn_unsupported"}

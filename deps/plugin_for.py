@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Find the llama.cpp plug-in for a program's ggml, or build it: `lowkv plugin` and `lowkv run` ask this.
+"""Find the llama.cpp plug-in for a program's ggml, or build it, and print its path: for `lowkv run --plugin`,
+LOWKV_PLUGIN or GGML_BACKEND_PATH.
 
 The plug-in that `make` builds is for many versions of ggml. Another one is built for a ggml that is newer, with the
 headers of its llama.cpp tree, or whose two libraries have other names. It lies in plugins/<ggml version>-<hash>/ of
@@ -41,10 +42,6 @@ class Host(NamedTuple):
     version: str
     libraries: dict  # "ggml" and "ggml-base" to their files; empty for a tree without a build
     tree: Path | None  # a llama.cpp tree with its headers
-
-
-class NoGgml(SetupError):
-    """A file that shows no ggml, which may still start a program that has one."""
 
 
 def ask_version(library):
@@ -99,7 +96,7 @@ def llama_cpp_of(python):
                "print(s.submodule_search_locations[0] if s else '')")
     done = subprocess.run([python, "-c", program], capture_output=True, text=True)
     if done.returncode or not done.stdout.strip():
-        raise NoGgml(f"{python} has no llama_cpp: `{python} -m pip install llama-cpp-python` brings it")
+        raise SetupError(f"{python} has no llama_cpp: `{python} -m pip install llama-cpp-python` brings it")
     return Path(done.stdout.strip())
 
 
@@ -141,7 +138,7 @@ def look_at_file(path):
     if b"GGML_BACKEND_PATH" in path.read_bytes():
         raise SetupError(f"{path} has ggml linked into it, and no plug-in can join that: a plug-in would "
                          "bring a second ggml. Build llama.cpp with BUILD_SHARED_LIBS=ON")
-    raise NoGgml(f"{path} is not linked with libggml.so; if it is a wrapper, name the program that it starts")
+    raise SetupError(f"{path} is not linked with libggml.so; if it is a wrapper, name the program that it starts")
 
 
 def look_at(path):
@@ -179,9 +176,11 @@ def sonames(host):
     return {name: soname(host.libraries[name]) for name in NAMES} if host.libraries else NAMES
 
 
-def fits(host, oldest, newest):
-    """Whether the plug-in that `make` builds will do."""
-    return numbers(oldest) <= numbers(host.version) <= numbers(newest) and sonames(host) == NAMES
+def own(host):
+    """The plug-in that `make` builds, if it is there and for this ggml; or None."""
+    library, newest = ROOT / "build" / "release" / "lib" / LIBRARY, Setup(CACHE).paths().get("LOWKV_GGML_VERSION")
+    known = newest and numbers(OLDEST) <= numbers(host.version) <= numbers(newest)
+    return library if known and sonames(host) == NAMES and library.exists() else None
 
 
 def describe(host):
@@ -217,7 +216,7 @@ def headers_for(host):
     tree = Setup(CACHE).paths().get("LOWKV_LLAMA_SOURCE")
     if not tree or numbers(tree_version(Path(tree))) < numbers(host.version):
         raise SetupError(f"lowkv has no headers of ggml {host.version}: name the llama.cpp tree that this ggml was "
-                         "built from, `lowkv plugin --for TREE`")
+                         "built from, --for TREE")
     return Path(tree)
 
 
@@ -295,23 +294,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for", dest="path", type=Path, metavar="PATH", required=True, help="what to build for")
     parser.add_argument("--cached", action="store_true", help="build nothing: fail where none is cached")
-    parser.add_argument("--own", nargs=3, metavar=("PLUGIN", "OLDEST", "NEWEST"),
-                        help="the plug-in that the caller has, for these ggml: printed where it fits")
-    parser.add_argument("--start", action="store_true", help="PATH is about to be started: where it shows no ggml, as "
-                        "a wrapper does, the caller's own plug-in is printed")
     args = parser.parse_args()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             host = look_at(Path(os.path.abspath(args.path)))
-            library = args.own[0] if args.own and fits(host, *args.own[1:]) else find(host)
+            library = own(host) or find(host)
             if not library and args.cached:
-                raise SetupError(f"no plug-in for {args.path}, which has ggml {host.version}: build it once with "
-                                 f"`lowkv plugin --for {args.path}`")
+                raise SetupError(f"no plug-in for {args.path}, which has ggml {host.version}, is built yet")
             library = library or build(host)
     except SetupError as error:
-        if args.own and args.start and isinstance(error, NoGgml):
-            print(args.own[0])
-            return 0
         print(f"lowkv: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

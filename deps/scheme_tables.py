@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS, BITS, SCHEMES = (ROOT / "docs" / page for page in ("reference/words.md", "methods/bits.md", "schemes.md"))
+WORDS, BITS, SCHEMES, BLOCKS = (ROOT / "docs" / page for page in (
+    "reference/words.md", "methods/bits.md", "schemes.md", "internals-blocks.md"))
 COMMAND = ROOT / "build/release/bin/lowkv"
 SHOWN = 128  # head_dim of the table of bits; the others are checked only
 LINE = 64    # bytes that a section is a multiple of
@@ -134,6 +135,18 @@ def words_table(answer):
     return "\n".join(re.sub(r" {2,}", " ", line) for line in lines)
 
 
+def kernels_table(presets):
+    """Presets of the same quantizers and kernels are a row."""
+    def quoted(names):
+        return ", ".join(f"`{name}`" for name in dict.fromkeys(names) if name)
+    rows = {}
+    for preset in presets:
+        rows.setdefault((quoted(preset["quantizers"]), quoted(preset["kernels"])), []).append(preset["name"])
+    lines = ["| preset | quantizer, of keys and values | kernels of keys, values |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {quoted(names)} | {quantizers} | {kernels} |".replace("|  |", "| |")
+                              for (quantizers, kernels), names in rows.items()])
+
+
 def filled(page, name, table):
     """The page's text with a table between its marks."""
     begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
@@ -178,7 +191,8 @@ def problems(command, rewrite=False):
     planned = {row["scheme"]: row["bits_per_element"] for row in planned["rows"]}
     presets = answer["presets"]
     found = list(wrong_bits(presets, planned)) + list(wrong_in_table(presets, SCHEMES.read_text()))
-    for page, name, table in ((WORDS, "words", words_table(answer)), (BITS, "bits", bits_table(presets))):
+    for page, name, table in ((WORDS, "words", words_table(answer)), (BITS, "bits", bits_table(presets)),
+                              (BLOCKS, "kernels", kernels_table(presets))):
         right = filled(page, name, table)
         if right != page.read_text():
             if rewrite:

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "lowkv/error.h"
-#include "lowkv/implementation.h"
 #ifdef LOWKV_WITH_OPENCL
 #include "lowkv/opencl.h"
 #endif
@@ -21,30 +20,28 @@ struct Kind {
     std::string_view none;          // what to say where the machine has no such device
     // Null: this build was made without them.
     std::shared_ptr<Device> (*make)(std::string_view name) = nullptr;
-    void (*find)(std::vector<FoundDevice>& found) = nullptr;
+    void (*find)(std::vector<std::string>& found) = nullptr;
 
     bool names(std::string_view name) const { return name.substr(0, name.find(':')) == word; }
 };
 
 constexpr Kind kinds[] = {
     {"opencl", "-DLOWKV_OPENCL=ON",
-     "No OpenCL platform has a device (clinfo -l lists what there is).\n",
+     "No OpenCL platform has a device (clinfo -l lists what there is). ",
 #ifdef LOWKV_WITH_OPENCL
      opencl_device,
-     [](std::vector<FoundDevice>& found) {
+     [](std::vector<std::string>& found) {
          for (const OpenClInfo& i : opencl_devices())
-             found.push_back(
-                 {"opencl:" + i.platform + " / " + i.device, i.memory_bytes, i.version});
+             found.push_back("opencl:" + i.platform + " / " + i.device);
      }
 #endif
     },
-    {"cuda", "-DLOWKV_CUDA=ON", "There is no CUDA device (nvidia-smi lists what there is).\n",
+    {"cuda", "-DLOWKV_CUDA=ON", "There is no CUDA device (nvidia-smi lists what there is). ",
 #ifdef LOWKV_WITH_CUDA
      cuda_device,
-     [](std::vector<FoundDevice>& found) {
-         std::size_t number = 0;
-         for (const CudaInfo& i : cuda_devices())
-             found.push_back({"cuda:" + std::to_string(number++), i.memory_bytes, i.device});
+     [](std::vector<std::string>& found) {
+         for (std::size_t number = 0; number < cuda_devices().size(); ++number)
+             found.push_back("cuda:" + std::to_string(number));
      }
 #endif
     }};
@@ -74,22 +71,22 @@ std::shared_ptr<Device> device_by_name(const std::string& name) {
     return kind == nullptr ? cpu_device() : shared_device(name, kind->make);
 }
 
-std::vector<FoundDevice> found_devices() {
-    std::vector<FoundDevice> found = {
-        {"cpu", 0, "kernels for " + std::string(active_implementation().name)}};
+std::vector<std::string> found_devices() {
+    std::vector<std::string> found;
     for (const Kind& kind : kinds)
         if (kind.find != nullptr) kind.find(found);
     return found;
 }
 
-std::string missing_devices(const std::vector<FoundDevice>& found) {
+std::string missing_devices(const std::vector<std::string>& found) {
     std::string text;
     for (const Kind& kind : kinds) {
-        if (std::ranges::any_of(found, [&](const auto& d) { return kind.names(d.name); })) continue;
+        if (std::ranges::any_of(found, [&](const auto& name) { return kind.names(name); }))
+            continue;
         text += kind.find != nullptr
                     ? std::string(kind.none)
                     : "This build has no device '" + std::string(kind.word) +
-                          "': configure it with " + std::string(kind.option) + ".\n";
+                          "': configure it with " + std::string(kind.option) + ". ";
     }
     return text;
 }

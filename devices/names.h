@@ -2,7 +2,6 @@
 // The devices of a build by the names that users give them: "cpu", "opencl" or "opencl:NAME"
 // (lowkv/opencl.h), "cuda" or "cuda:NUMBER" (lowkv/cuda.h).
 
-#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,14 +17,9 @@ void check_device_name(const std::string& name);
 // check_device_name() does, and Error(device_failed) if the machine has no such device.
 std::shared_ptr<Device> device_by_name(const std::string& name);
 
-struct FoundDevice {
-    std::string name;
-    std::size_t memory_bytes = 0;  // 0: the machine's
-    std::string what;
-};
-// The CPU first, then what the build has: OpenCL's devices, CUDA's.
-std::vector<FoundDevice> found_devices();
-// For each kind of device that was not found, a line that says how to get one.
-std::string missing_devices(const std::vector<FoundDevice>& found);
+// The names of the machine's OpenCL and CUDA devices, as far as the build has them.
+std::vector<std::string> found_devices();
+// For each kind of device that was not found, a sentence that says how to get one.
+std::string missing_devices(const std::vector<std::string>& found);
 
 }  // namespace lowkv

@@ -170,10 +170,10 @@ TEST_CASE("the last override that names a layer wins") {
     CHECK(scheme.layer(4) == parse_scheme("kivi2").base);
 }
 
-TEST_CASE("errors name the word, its position, the legal values and what was meant") {
-    check_error("kivi3", {"\"kivi3\"", "position 1 ", "did you mean kivi2?",
+TEST_CASE("errors name the word, its position and the legal values") {
+    check_error("kivi3", {"\"kivi3\"", "position 1 ",
                           "exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4", "k=channel-2-g32"});
-    check_error("KIVI4", {"did you mean kivi4?"});
+    check_error("KIVI4", {"\"KIVI4\"", "is not a preset"});
     check_error("  nonsense", {"\"nonsense\"", "position 3 ", "is not a preset"});
     check_error("", {"empty", "exact, lowkv1.5, lowkv2"});
     check_error(" \t", {"empty"});
@@ -181,7 +181,7 @@ TEST_CASE("errors name the word, its position, the legal values and what was mea
     check_error("kivi2,,sinks=0", {"position 7 ", "is empty"});
     check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
     check_error("kivi2,windows=3",
-                {"\"windows\"", "position 7 ", "did you mean window?",
+                {"\"windows\"", "position 7 ",
                  "k=, v=, window=, sinks=, flush=, keep=, evict=, filter=, layer.N="});
     check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
     check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
@@ -202,8 +202,7 @@ TEST_CASE("filters: text, canonical text and errors") {
     CHECK(to_string(parse_scheme("kivi2,filter=heavy,keep=5%,evict=50%")) ==
           "kivi2,filter=heavy,keep=5%,evict=50%");
     CHECK(parse_scheme("kivi2,filter=none,keep=0%") == parse_scheme("kivi2"));
-    check_error("kivi2,filter=heavi,keep=5%",
-                {"\"heavi\"", "position 14 ", "did you mean heavy?", "none, heavy, random"});
+    check_error("kivi2,filter=heavi,keep=5%", {"\"heavi\"", "position 14 ", "none, heavy, random"});
     check_error("kivi2,filter=heavy,keep=5", {"\"5\"", "legal keep", "a number from 0% to 100%"});
     check_error("kivi2,filter=heavy,keep=", {"legal keep"});
     check_error("kivi2,filter=heavy,evict=101%", {"\"101%\"", "a number from 0% to 100%"});
@@ -216,12 +215,10 @@ TEST_CASE("filters: text, canonical text and errors") {
 }
 
 TEST_CASE("errors inside a codec") {
-    check_error("k=chanel-2-g32,v=exact",
-                {"\"chanel\"", "position 3 ", "axis", "did you mean channel?", "channel, token"});
-    check_error("k=exakt,v=exact", {"did you mean exact?"});
+    check_error("k=chanel-2-g32,v=exact", {"\"chanel\"", "position 3 ", "axis", "channel, token"});
+    check_error("k=exakt,v=exact", {"\"exakt\"", "(a codec is exact, or axis-bits-group"});
     check_error("k=channel-5-g32,v=exact", {"\"5\"", "position 11 ", "bits", "1.5, 2, 3, 4, 8"});
-    check_error("v=token-2-32,k=exact",
-                {"\"32\"", "position 11 ", "group", "did you mean g32?", "g32, g64, g128"});
+    check_error("v=token-2-32,k=exact", {"\"32\"", "position 11 ", "group", "g32, g64, g128"});
     check_error("kivi2,v=token-2", {"\"token-2\"", "lacks its group", "g32, g64, g128"});
     check_error("kivi2,v=token", {"lacks its number of bits"});
     check_error("kivi2,v=", {"position 9 ", "axis"});
@@ -287,7 +284,8 @@ TEST_CASE("sorted keys: text and errors") {
     check_error("k=sorted-1111-head,v=exact",
                 {"\"1111\"", "position 10 ", "1.5, 2, 3, 4, 8, 4211"});
     check_error("k=sorted-4212-head,v=exact", {"\"4212\"", "bits"});
-    check_error("k=sorted-4211-head-5rows,v=exact", {"\"5rows\"", "did you mean"});
+    check_error("k=sorted-4211-head-5rows,v=exact",
+                {"\"5rows\"", "does not belong to a codec", "1row, 2rows"});
     Scheme scheme = parse_scheme("k=sorted-4211-head,v=exact");
     scheme.base.key.width = Width::two;
     check_invalid(scheme, "their first quarter");
@@ -301,7 +299,7 @@ TEST_CASE("errors in layer overrides") {
     check_error("kivi2,layer.1-2-3=kivi4", {"\"layer.1-2-3\""});
     check_error("kivi2,layer.x=kivi4", {"\"layer.x\""});
     check_error("kivi2,layer.=kivi4", {"\"layer.\""});
-    check_error("kivi2,layer.1=kivi5", {"\"kivi5\"", "position 15 ", "did you mean kivi2?"});
+    check_error("kivi2,layer.1=kivi5", {"\"kivi5\"", "position 15 "});
     check_error("kivi2,layer.1=exact/token-9-g32", {"\"9\"", "position 27 ", "2, 3, 4, 8"});
 }
 

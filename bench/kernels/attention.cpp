@@ -58,6 +58,20 @@ struct Options {
     double budget = 0.5;
 };
 
+// {query heads, kv heads} of "32/8". Throws UsageError.
+std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text) {
+    std::uint32_t q = 0, kv = 0;
+    const char* end = text.data() + text.size();
+    const auto [slash, bad] = std::from_chars(text.data(), end, q);
+    const bool split = bad == std::errc{} && slash != end && *slash == '/';
+    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
+        q % kv != 0) {
+        throw UsageError("--heads " + text +
+                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
+    }
+    return {q, kv};
+}
+
 std::vector<AttentionShape> shapes_of(const Options& options) {
     std::vector<AttentionShape> shapes;
     for (const std::uint32_t head_dim : options.head_dims) {
@@ -239,19 +253,6 @@ int bench_attention(Options options) {
 }
 
 }  // namespace
-
-std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text) {
-    std::uint32_t q = 0, kv = 0;
-    const char* end = text.data() + text.size();
-    const auto [slash, bad] = std::from_chars(text.data(), end, q);
-    const bool split = bad == std::errc{} && slash != end && *slash == '/';
-    if (!split || std::from_chars(slash + 1, end, kv).ptr != end || kv == 0 || q == 0 ||
-        q % kv != 0) {
-        throw UsageError("--heads " + text +
-                         ": query heads / kv heads, the first a multiple of the second, e.g. 32/8");
-    }
-    return {q, kv};
-}
 
 void add_attention(Command app, int& status) {
     auto options = std::make_shared<Options>();

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "cache_case.h"
@@ -16,12 +14,8 @@
 namespace lowkv::cli {
 
 void add_attention(Command app, int& status);
-void add_encode(Command app, int& status);
 
 std::unique_ptr<AttentionCase> make_ggml_case(const AttentionShape& shape, ggml_type type);
-
-// {query heads, kv heads} of "32/8". Throws UsageError, which names --heads.
-std::pair<std::uint32_t, std::uint32_t> read_heads(const std::string& text);
 
 // Reads memory with all threads: for bandwidth, and to drive everything else out of the caches.
 class MemoryReader {

@@ -51,6 +51,5 @@ int main(int argc, char** argv) {
     app.require_command();
     int status = 0;
     add_attention(app, status);
-    add_encode(app, status);
     return run(line, argc, argv, status);
 }

@@ -1,7 +1,8 @@
-// lowkv calibrate: what a scheme needs to know about a model, measured once on a text; of schemes
-// that need nothing, which rotation each layer is best off with.
+// lowkv calibrate: what a scheme needs to know about a model, measured once on a text.
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -10,17 +11,18 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "calibrate/capture.h"
-#include "calibrate/report.h"
 #include "common/app.h"
 #include "common/model.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/calibrate.h"
+#include "lowkv/calibration.h"
 #include "lowkv/calibration_file.h"
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
@@ -42,8 +44,6 @@ constexpr const char* footer = R"(Examples:
   LOWKV_CALIBRATION=model.skvq-k2v2.lowkv.safetensors lowkv generate -m model.gguf \
       --scheme skvq-k2v2 -p "Why is the sky blue?"
       use it; llama.cpp with the plug-in reads the same variable
-  lowkv calibrate -m model.gguf --text book.txt --scheme lowkv2
-      which rotation leaves the least error in each layer, as a scheme
 
 How it works: the model reads the text once, in windows, with llama.cpp's own f16 cache; keys (before
 their rotary embedding where the scheme says pre), values and some queries are kept per layer. SKVQ:
@@ -51,11 +51,6 @@ channels of like ranges get one group (k-means), then each group the share of it
 1, that leaves the attention's output nearest to the exact one. KVQuant: each key channel the range
 of its inliers, and each layer the levels that fit its keys and its values best. The first tokens of
 each window, the scheme's sinks, are left out of all statistics.
-
-Schemes that rotate and need no calibration (lowkv*, turboquant*, int4h): each layer's keys
-and its values are stored with no rotation, with Hadamard's and with a random one, and the attention's
-output says which is best. The last line is a scheme for --scheme and LOWKV_SCHEME; --output writes it
-to a file too. No calibration file is needed.
 
 Text of the kind that the model will read, in its language, is best; a few thousand tokens do. The
 file is tied to the model and to the codecs of the scheme, not to its window or sinks, nor to the
@@ -73,31 +68,14 @@ struct Options {
     unsigned threads = 0;
 };
 
-bool rotates(const LayerScheme& scheme) {
-    return scheme.key.rotation != Rotate::none || scheme.value.rotation != Rotate::none;
-}
-
-std::string presets_that(bool (*are)(const Scheme&)) {
-    std::vector<std::string> names;
-    for (const Preset& preset : presets())
-        if (are(preset.scheme)) names.emplace_back(preset.name);
-    return joined(names);
-}
-
 Scheme read_scheme(const Options& options) {
     Scheme scheme = parse_scheme(options.scheme);
     if (scheme.needs_calibration()) return scheme;
-    if (!scheme.any_layer(rotates)) {
-        throw UsageError(
-            options.scheme +
-            " needs no calibration and rotates nothing: use it as it is. These do: " +
-            presets_that([](const Scheme& s) { return s.needs_calibration() || rotates(s.base); }));
-    }
-    if (!options.fisher.empty() || options.q_norm) {
-        throw UsageError(options.scheme + " has no learned levels: leave out " +
-                         (options.q_norm ? "--q-norm" : "--fisher"));
-    }
-    return scheme;
+    std::vector<std::string> names;
+    for (const Preset& preset : presets())
+        if (preset.scheme.needs_calibration()) names.emplace_back(preset.name);
+    throw UsageError(options.scheme +
+                     " needs no calibration: use it as it is. These do: " + joined(names));
 }
 
 // Fisher information is that of keys before RoPE.
@@ -119,16 +97,8 @@ std::string default_output(const std::string& model, const Scheme& scheme) {
         platform::path_of(model).replace_extension(name + ".lowkv.safetensors"));
 }
 
-// The first position whose query reads a packed token; rotations are judged by whole blocks.
+// The first position whose query reads a packed token.
 std::uint32_t first_query(const Scheme& scheme) {
-    if (!scheme.needs_calibration()) {
-        std::uint32_t first = calibration::first_packed_query(scheme.base, scheme.retention);
-        for (const LayerOverride& layers : scheme.overrides) {
-            first =
-                std::max(first, calibration::first_packed_query(layers.scheme, scheme.retention));
-        }
-        return first;
-    }
     return std::max(scheme.retention.window, 1u) +
            std::max(scheme.retention.sinks, calibration::masked_tokens(scheme.retention));
 }
@@ -180,6 +150,11 @@ void for_layers(std::size_t layers, const Options& options,
     if (failure) std::rethrow_exception(failure);
 }
 
+struct CalibrateReport {
+    Calibration calibration;
+    std::vector<calibration::LayerReport> layers;
+};
+
 CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
                       const Options& options,
                       const std::optional<calibration::FisherWeights>& fisher) {
@@ -198,19 +173,6 @@ CalibrateReport solve(std::vector<calibration::LayerSamples> samples, const Sche
         samples[i] = {};
         report.calibration.layers[i] = std::move(solved.calibration);
         report.layers[i] = solved.report;
-    });
-    return report;
-}
-
-RotationReport choose(std::vector<calibration::LayerSamples> samples, const Scheme& scheme,
-                      const Options& options) {
-    RotationReport report{.scheme = scheme, .layers = {}};
-    report.layers.resize(samples.size());
-    for_layers(samples.size(), options, [&](std::size_t i) {
-        const auto layer = static_cast<std::uint32_t>(i);
-        report.layers[i] =
-            choose_rotations(samples[i], scheme.layer(layer), scheme.retention, layer);
-        samples[i] = {};
     });
     return report;
 }
@@ -239,11 +201,69 @@ std::optional<calibration::FisherWeights> read_fisher(
                                     turned == samples.end() ? Rope{} : turned->rope);
 }
 
+using calibration::LayerReport;
+
+constexpr std::size_t most_rows = 8;
+
+std::string percent(double share) { return fixed(100 * share, 2) + " %"; }
+
+// The square root of a mean of squares, in percent.
+std::string root_percent(double squared) { return percent(std::sqrt(squared)); }
+
+template <class F>
+double mean(std::span<const LayerReport> layers, F f) {
+    double sum = 0;
+    for (const LayerReport& layer : layers) sum += f(layer);
+    return sum / static_cast<double>(layers.size());
+}
+
+bool has_outliers(const CalibrateReport& report) {
+    return std::ranges::any_of(report.layers,
+                               [](const auto& layer) { return layer.outliers.has_value(); });
+}
+
+std::string table(const CalibrateReport& report) {
+    const bool outliers = has_outliers(report);
+    std::vector<std::string> header{"layers", "error before", "after"};
+    if (outliers) header.insert(header.begin() + 1, {"key outliers", "too many"});
+    Table out(header);
+    const std::size_t step = ceil_div(report.layers.size(), most_rows);
+    for (std::size_t first = 0; first < report.layers.size(); first += step) {
+        const auto group =
+            std::span(report.layers).subspan(first, std::min(step, report.layers.size() - first));
+        std::vector<std::string> row{std::to_string(first)};
+        if (group.size() > 1) row.front() += "-" + std::to_string(first + group.size() - 1);
+        if (outliers) {
+            row.push_back(percent(
+                mean(group, [](const auto& r) { return r.outliers ? r.outliers->beyond : 0; })));
+            row.push_back(percent(
+                mean(group, [](const auto& r) { return r.outliers ? r.outliers->clamped : 0; })));
+        }
+        row.push_back(root_percent(mean(group, [](const auto& r) { return r.error_before; })));
+        row.push_back(root_percent(mean(group, [](const auto& r) { return r.error_after; })));
+        out.add(row);
+    }
+    return out.text();
+}
+
+std::string legend(const CalibrateReport& report) {
+    std::string text;
+    if (has_outliers(report)) {
+        text =
+            "Key outliers: keys beyond their channel's range. Too many: those of them that a "
+            "token's cap has no room for: they are clamped. ";
+    }
+    text +=
+        "Error: of the attention's output, relative, root mean square, when what has left the "
+        "window is read as stored; before: the same scheme with channels in order, nothing "
+        "clipped and levels in even steps; after: with this calibration. It was measured on "
+        "the very text.";
+    return wrapped("", text, 0);
+}
+
 int run(Options options) {
     const Scheme scheme = read_scheme(options);
-    const bool rotations = !scheme.needs_calibration();
-    if (options.output.empty() && !rotations)
-        options.output = default_output(options.model, scheme);
+    if (options.output.empty()) options.output = default_output(options.model, scheme);
     route_logs(options.verbose);
     require_writable(options.output, {options.model, options.text, options.fisher});
     const std::filesystem::path file = platform::path_of(options.output);
@@ -261,13 +281,6 @@ int run(Options options) {
     const Stopwatch watch;
     std::vector<calibration::LayerSamples> samples = read_samples(model, windows, scheme, options);
     const double reading = watch.seconds();
-    if (rotations) {
-        const RotationReport report = choose(std::move(samples), scheme, options);
-        const std::string chosen = to_string(chosen_scheme(report));
-        show(table(report) + "\n" + legend(report) + "\n" + chosen + "\n");
-        write_file(options.output, chosen + "\n");
-        return 0;
-    }
     const Shape shape = samples.front().shape;
     const std::optional<calibration::FisherWeights> fisher = read_fisher(options, samples);
     CalibrateReport report = solve(std::move(samples), scheme, options, fisher);
@@ -293,18 +306,15 @@ int run(Options options) {
 void add_calibrate(Command app, int& status) {
     auto options = std::make_shared<Options>();
     Command command = app.add_command(
-        "calibrate",
-        "Measure what SKVQ's and KVQuant's schemes need to know about a model, or which "
-        "rotations other schemes are best off with",
+        "calibrate", "Measure what SKVQ's and KVQuant's schemes need to know about a model",
         footer);
     add_model(command, options->model);
     command.option("--text", &options->text, "The text to measure on; - is stdin", {required()});
-    command.defaulted(
-        "-s,--scheme", &options->scheme,
-        "The scheme that it is for, one that needs it or rotates, see `lowkv schemes`");
+    command.defaulted("-s,--scheme", &options->scheme,
+                      "The scheme that it is for, one that needs it, see `lowkv schemes`");
     command.option("-o,--output", &options->output,
                    "The file to write (default: beside the model, "
-                   "MODEL.SCHEME.lowkv.safetensors; for rotations none)");
+                   "MODEL.SCHEME.lowkv.safetensors)");
     command.option("-n,--tokens", &options->tokens,
                    "Tokens of the text to read (default 4096, or all there are)");
     command.defaulted("-c,--context", &options->context,

@@ -250,8 +250,7 @@ Context::Context(const Model& model, const ContextOptions& options) {
     params.cb_eval_user_data = options.observer;
     const ggml::CacheStats before = ggml::stats();
     if (options.scheme) {
-        if (*options.scheme != "delegate")
-            require_layers(parse_scheme(*options.scheme), model.layers());
+        require_layers(parse_scheme(*options.scheme), model.layers());
         ggml::set_scheme(*options.scheme);
         params.offload_kqv = true;
     } else {
@@ -277,7 +276,7 @@ Context::Context(const Model& model, const ContextOptions& options) {
         throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
                       "): the figures would be another cache's. Please report this model");
     }
-    if (options.scheme && *options.scheme != "delegate") {
+    if (options.scheme) {
         served_ = ggml::stats().layers - before.layers;
         if (!options.partial) unproven_ = what;
         if (!unproven_.empty() && !log_state().denial.empty())

@@ -52,18 +52,6 @@ void read_schemes(std::vector<std::string>& schemes) {
     }
 }
 
-void override_layers(Scheme& scheme, std::span<const LayerScheme> layers) {
-    std::vector<LayerOverride> added;
-    for (std::uint32_t i = 0; i < layers.size(); ++i) {
-        if (layers[i] == scheme.layer(i)) continue;
-        if (!added.empty() && added.back().last + 1 == i && added.back().scheme == layers[i])
-            added.back().last = i;
-        else
-            added.push_back({.first = i, .last = i, .scheme = layers[i]});
-    }
-    scheme.overrides.insert(scheme.overrides.end(), added.begin(), added.end());
-}
-
 std::string what_is_not_shown(bool all) {
     const auto hidden = std::ssize(presets()) - std::ranges::distance(shown_presets(all));
     if (hidden == 0) return "";

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <ranges>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,9 +28,6 @@ std::string chosen_scheme();  // LOWKV_SCHEME, else the default
 
 // Checks schemes from a list that commas separate, where + stands for the comma within a scheme.
 void read_schemes(std::vector<std::string>& schemes);
-
-// Adds an override for each run of layers that `scheme` stores otherwise than `layers` says.
-void override_layers(Scheme& scheme, std::span<const LayerScheme> layers);
 
 // The presets that a list shows: all of them, or those that one would use.
 inline auto shown_presets(bool all) {

@@ -2,17 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "common/machine.h"
 #include "common/terminal.h"
-#include "platform/command.h"
-#include "platform/system.h"
 
 namespace lowkv::cli {
 
@@ -89,63 +83,11 @@ const std::vector<Rule>& rules() {
     return all;
 }
 
-// Options that llama.cpp's common parser reads from its configuration files, under those of the
-// environment and the command line.
-struct ConfigValue {
-    std::string value;
-    std::string source;  // "/etc/llama.cpp/config.ini: cache-type-k = q8_0"
-};
-using Values = std::map<std::string, ConfigValue>;
-
-std::string trimmed(const std::string& text) {
-    const std::size_t first = text.find_first_not_of(" \t\r");
-    if (first == std::string::npos) return "";
-    return text.substr(first, text.find_last_not_of(" \t\r") + 1 - first);
-}
-
-void read_file(const std::filesystem::path& path, Values& values) {
-    std::ifstream file(path);
-    Values everywhere, defaults;  // the sections [*] and [default]; a program reads no other
-    Values* section = &defaults;
-    for (std::string line; std::getline(file, line);) {
-        line = trimmed(line.substr(0, line.find_first_of(";#")));
-        const std::size_t equals = line.find('=');
-        if (line.starts_with('[')) {
-            const std::string name = trimmed(line.substr(1, line.find(']') - 1));
-            section = name == "*" ? &everywhere : name == "default" ? &defaults : nullptr;
-        } else if (equals != std::string::npos && section != nullptr) {
-            const std::string key = trimmed(line.substr(0, equals));
-            const std::string value = trimmed(line.substr(equals + 1));
-            (*section)[key] = {value, platform::text_of(path) + ": " + key + " = " + value};
-        }
-    }
-    for (const Values& found : {everywhere, defaults})
-        for (const auto& [key, value] : found) values[key] = value;
-}
-
-// Settings by key: an option without its leading dashes, or its variable. What a later file or
-// section overrides is left out. A file that can't be read is left to the program.
-Values config_values() {
-    Values values;
-    for (const std::filesystem::path& path : configuration_files()) read_file(path, values);
-    return values;
-}
-
 // "--cache_type_k=q8_0" is of the option "--cache-type-k".
 std::string option_in(std::string_view word) {
     std::string option(word.substr(0, word.find('=')));
     if (option.starts_with("--")) std::replace(option.begin(), option.end(), '_', '-');
     return option;
-}
-
-std::optional<ConfigValue> configured(const Words& names, const char* variable) {
-    const Values values = config_values();
-    for (const std::string_view name : names) {
-        const auto found = values.find(std::string(name.substr(name.find_first_not_of('-'))));
-        if (found != values.end()) return found->second;
-    }
-    const auto found = values.find(variable == nullptr ? "" : variable);
-    return found == values.end() ? std::nullopt : std::optional(found->second);
 }
 
 struct Setting {
@@ -163,8 +105,6 @@ std::vector<Setting> settings_of(const Program& program, const Words& names, con
     if (!found.empty() || !program.common) return found;
     const std::string value = variable == nullptr ? "" : environment(variable);
     if (!value.empty()) return {{value, std::string(variable) + "=" + value, "unset it"}};
-    if (const std::optional<ConfigValue> config = configured(names, variable))
-        return {{config->value, config->source, "remove the line"}};
     return {};
 }
 
@@ -186,9 +126,6 @@ std::pair<std::string, std::string> offload_refused(const Program& program) {
         return {"LLAMA_ARG_NO_KV_OFFLOAD=" + value, "unset it"};
     for (const Setting& setting : settings_of(program, yes, "LLAMA_ARG_KV_OFFLOAD"))
         if (off(setting.value)) return {setting.source, setting.remedy};
-    const std::optional<ConfigValue> config = configured(no, nullptr);
-    if (environment("LLAMA_ARG_KV_OFFLOAD").empty() && config && !off(config->value))
-        return {config->source, "remove the line"};
     return {};
 }
 

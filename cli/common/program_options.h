@@ -23,21 +23,21 @@ std::vector<std::string> take_values(Program& program, const Words& names);
 
 // A setting that keeps llama.cpp's cache away from lowkv, or makes the program abort.
 struct Obstacle {
-    std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off", "FILE: flash-attn = off"
+    std::string what;     // "-fa off", "LLAMA_ARG_FLASH_ATTN=off"
     std::string harm;     // "keeps the cache away from lowkv"
     std::string instead;  // what would be right
     std::string text() const { return what + ' ' + harm + ": " + instead; }
 };
 
 // Obstacles on the command line; and where the program reads them and the command line does not say
-// otherwise, in the environment and in configuration files. A `partial` cache may leave a draft
-// model's out.
+// otherwise, in the environment. (In llama.cpp's configuration files the plug-in meets them.) A
+// `partial` cache may leave a draft model's out.
 std::vector<Obstacle> obstacles(const Program& program, bool partial);
 
-// The value that an option has in any of these places; empty: none.
+// The value that an option has in either place; empty: none.
 std::string setting_of(const Program& program, const Words& names, const char* variable);
 
-// The source of a setting: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3", "FILE: ngl = 3"; empty: none.
+// The source of a setting: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3"; empty: none.
 std::string source_of(const Program& program, const Words& names, const char* variable);
 
 // The source of the setting that gives it a draft model; empty if it has none.

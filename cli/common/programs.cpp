@@ -1,26 +1,21 @@
 #include "common/programs.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "common/machine.h"
-#include "common/process.h"
 #include "common/program_options.h"
 #include "common/terminal.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "lowkv_ggml.h"
+#include "host.h"
 #include "platform/command.h"
 #include "platform/system.h"
-
-#ifndef LOWKV_SOURCE_TREE  // installed
-#define LOWKV_SOURCE_TREE ""
-#endif
 
 namespace lowkv::cli {
 
@@ -66,35 +61,6 @@ fs::path own_ggml() { return platform::path_of(platform::file_of(ggml_version())
 bool is_own_ggml(const fs::path& library) {
     std::error_code none;
     return !library.empty() && fs::equivalent(library, own_ggml(), none);
-}
-
-std::string source_tree(const std::string& named) {
-    if (!named.empty()) return named;
-    const std::string variable = environment("LOWKV_SOURCE");
-    return variable.empty() ? LOWKV_SOURCE_TREE : variable;
-}
-
-fs::path script_path(const std::string& tree) {
-    return platform::path_of(tree) / "deps" / "plugin_for.py";
-}
-
-bool readable_script(const std::string& tree) {
-    return builds_plugins && !tree.empty() && std::ifstream(script_path(tree)).good();
-}
-
-std::vector<std::string> script(const std::string& source) {
-    const std::string tree = source_tree(source);
-    if (!builds_plugins)
-        throw UsageError(
-            "plug-ins are not built on Windows: this lowkv has one, for the versions of "
-            "ggml that `lowkv doctor` shows");
-    if (!readable_script(tree)) {
-        throw UsageError((tree.empty() ? "this lowkv came without its sources"
-                                       : "there is no " + platform::text_of(script_path(tree))) +
-                         ": plug-ins are built from lowkv's sources; name them with --source or "
-                         "LOWKV_SOURCE");
-    }
-    return {"python3", platform::text_of(script_path(tree))};
 }
 
 }  // namespace
@@ -152,34 +118,19 @@ std::string llama_tools_directory() {
     return fs::exists(folder / program_file("llama-server")) ? platform::text_of(folder) : "";
 }
 
-bool has_sources(const std::string& source) { return readable_script(source_tree(source)); }
-
-std::vector<std::string> plugin_script(const std::string& source, const std::string& path) {
-    const ggml::ServedVersions served = ggml::served_versions();
-    std::vector<std::string> words = script(source);
-    words.insert(words.end(),
-                 {"--for", path, "--own", plugin_path(), served.oldest, served.newest});
-    return words;
-}
-
 std::string plugin_for_program(const std::string& program, bool may_try) {
     std::string own = plugin_path(), why;
-    const fs::path library = ggml_of(platform::path_of(program));
-    if (is_own_ggml(library)) return own;
-    const Trial found_fit = may_try ? try_ggml(library, own, why) : Trial::none;
-    if (found_fit == Trial::fits || !environment("LOWKV_PLUGIN").empty()) return own;
-    if (found_fit == Trial::misfits)
+    const fs::path file = platform::path_of(program), library = ggml_of(file);
+    if (library.empty() && ggml::contents_of(file).find("GGML_BACKEND_PATH") != std::string::npos)
+        throw Failure(program +
+                      " has ggml linked into it, and no plug-in can join that: a plug-in would "
+                      "bring a second ggml. Build llama.cpp with BUILD_SHARED_LIBS=ON");
+    if (may_try && !is_own_ggml(library) && try_ggml(library, own, why) == Trial::misfits)
         std::fprintf(
             stderr,
             "lowkv: this program's ggml is newer than this lowkv knows, and does not fit: %s\n",
             why.c_str());
-    if (!has_sources("")) return own;
-    std::vector<std::string> words = plugin_script("", program);
-    words.insert(words.end(), {"--start", "--cached"});
-    const Output found = output_of(words, false);
-    if (found.status == 127) return own;  // no Python
-    if (found.status != 0) throw Failure("no plug-in fits " + program + " (see above)");
-    return found.text.substr(0, found.text.find('\n'));
+    return own;
 }
 
 }  // namespace lowkv::cli

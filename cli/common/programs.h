@@ -34,18 +34,9 @@ std::string plugin_path();
 // The folder with the tools of lowkv's own llama.cpp; empty if they were not built.
 std::string llama_tools_directory();
 
-// Whether lowkv's source tree is known: `source`, else LOWKV_SOURCE, else where this command was
-// built.
-bool has_sources(const std::string& source);
-
-// The command line that makes deps/plugin_for.py of that tree print the plug-in for `path`. Throws
-// UsageError if the tree is not known.
-std::vector<std::string> plugin_script(const std::string& source, const std::string& path);
-
-// The plug-in for the program at this path. That of this command, if it is for the program's ggml,
-// if that is newer, may be tried and fits (try_ggml()), or if the program has no ggml (a wrapper
-// script; the plug-in refuses a ggml that it isn't for). For any other ggml the one that was built
-// for it; throws Failure where there is none. Without lowkv's sources always this command's own.
+// The plug-in for the program at this path: plugin_path(). Where the program's ggml is newer than
+// that knows, it is tried first, if it may be, and the verdict said (try_ggml()). Throws Failure
+// for a program that has ggml linked into it.
 std::string plugin_for_program(const std::string& program, bool may_try);
 
 // The command line that has the plug-in tried with lowkv's own ggml, its caches on the device.

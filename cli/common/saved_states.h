@@ -11,11 +11,6 @@
 
 namespace lowkv::cli {
 
-struct SparseFile {
-    std::uint64_t bytes = 0;              // its length
-    std::uint64_t before = 0, after = 0;  // on the disk
-};
-
 // Gives the blocks of a file that are zeros back to the file system. Its bytes never change,
 // whatever happens meanwhile, and nobody else has it open while it runs: who opens it then waits
 // until it has ended early. Throws FileInUse then, and where the file is open already; Failure
@@ -24,7 +19,7 @@ class FileInUse : public Failure {
   public:
     using Failure::Failure;
 };
-SparseFile give_zeros_back(const std::string& path);
+void give_zeros_back(const std::string& path);
 
 // What llama-server saves to --slot-save-path: as soon as a file is closed, its zeros go.
 class SlotFiles {

@@ -49,8 +49,7 @@ std::vector<std::string> trial_of(const std::string& plugin, const std::string& 
 
 Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& why) {
     const std::string program = trial_program();
-    if (library.empty() || !builds_plugins || !may_run(platform::path_of(program)))
-        return Trial::none;
+    if (library.empty() || !tries_ggml || !may_run(platform::path_of(program))) return Trial::none;
     const std::string hash = ggml::hash_of(library);
     const fs::path note = note_of(hash, platform::path_of(plugin));
     std::string version;

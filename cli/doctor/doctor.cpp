@@ -1,7 +1,6 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -75,11 +74,9 @@ void look_at_plugin(Findings& findings, const std::string& plugin) {
     std::set<std::string> names{"cpu", environment("LOWKV_DEVICE")};
     names.erase("");
     try {
-        const std::vector<FoundDevice> found = found_devices();
-        for (const FoundDevice& device : found) names.insert(device.name);
-        std::string missing = missing_devices(found);
-        std::ranges::replace(missing, '\n', ' ');
-        findings.note("devices", missing);
+        const std::vector<std::string> found = found_devices();
+        names.insert(found.begin(), found.end());
+        findings.note("devices", missing_devices(found));
     } catch (const std::exception& error) {
         findings.bad("devices", error.what(), "unset LOWKV_DEVICE, or mend the driver");
     }
@@ -151,8 +148,6 @@ void look_at_environment(Findings& findings) {
     try {
         if (scheme.empty())
             findings.note("LOWKV_SCHEME", "not set: the plug-in takes its default");
-        else if (scheme == "delegate")
-            findings.note("LOWKV_SCHEME", "delegate: plain f16 and stock kernels, for tests");
         else
             findings.good("LOWKV_SCHEME", to_string(parse_scheme(scheme)));
     } catch (const std::exception& error) {
@@ -170,8 +165,7 @@ void look_at_environment(Findings& findings) {
 }
 
 int doctor(const Options& options) {
-    if (!options.scheme.empty() && options.scheme != "delegate")
-        static_cast<void>(parse_scheme(options.scheme));
+    if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
     findings.good("lowkv", LOWKV_VERSION);

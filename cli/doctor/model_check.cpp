@@ -215,10 +215,6 @@ void look_at_model(Findings& findings, const ModelCheck& check) {
     findings.good("model", model->description() + ", " + count(model->layers()) +
                                " layers, context " + count(model->train_context()));
     look_at_budget(findings, check);
-    if (check.scheme == "delegate") {
-        findings.note("cache", "scheme delegate is plain f16: there is nothing to prove");
-        return;
-    }
     try {
         const Scheme scheme = parse_scheme(check.scheme);
         require_layers(scheme, model->layers());

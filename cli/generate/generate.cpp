@@ -213,8 +213,7 @@ int generate(const Options& options) {
     ContextOptions settings;
     if (!options.stock.empty()) settings.stock = cache_type("--stock", options.stock);
     route_logs(options.verbose);
-    const bool calibrated =
-        options.scheme != "delegate" && parse_scheme(options.scheme).needs_calibration();
+    const bool calibrated = parse_scheme(options.scheme).needs_calibration();
     const Model model(options.model);
     model.use_calibrations(options.calibrations, calibrated);
     const std::vector<llama_token> prompt = prompt_tokens(model, options);

@@ -44,10 +44,7 @@ std::string program_file(const std::string& name);
 // The file of ggml-base that a program is linked with; empty without one.
 std::filesystem::path ggml_of(const std::filesystem::path& program);
 
-// deps/plugin_for.py makes plug-ins for other versions of ggml here.
-extern const bool builds_plugins;
-
-// llama.cpp's configuration files, least important first.
-std::vector<std::filesystem::path> configuration_files();
+// Whether a newer ggml may be tried here (common/trial.cpp).
+extern const bool tries_ggml;
 
 }  // namespace lowkv::cli

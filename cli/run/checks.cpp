@@ -27,7 +27,7 @@ namespace {
 // program, which says so.
 void check_model(const std::string& path, const std::string& scheme,
                  const std::vector<std::string>& calibrations) {
-    if (scheme == "delegate" || !std::filesystem::is_regular_file(platform::path_of(path))) return;
+    if (!std::filesystem::is_regular_file(platform::path_of(path))) return;
     const Scheme parsed = parse_scheme(scheme);
     const bool calibrated = parsed.needs_calibration();
     if (parsed.overrides.empty() && !calibrated) return;
@@ -57,8 +57,7 @@ void check_settings(const RunOptions& options) {
     } catch (const Error& error) {
         throw UsageError(std::string("--cache-on: ") + error.what());
     }
-    const bool delegate = options.scheme == "delegate";
-    if (!delegate && parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
+    if (parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
     try {
         ggml::set_scheme(options.scheme);
     } catch (const Error& error) {

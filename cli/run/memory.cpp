@@ -1,4 +1,4 @@
-#include "run/memory.h"
+#include "run/checks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -63,8 +63,8 @@ std::string size_prompt_cache(Program& program, const std::string& scheme) {
     const Words names = {"-cram", "--cache-ram"};
     const std::string given = setting_of(program, names, "LLAMA_ARG_CACHE_RAM");
     const double limit = given.empty() ? 8192 : std::strtod(given.c_str(), nullptr);
-    if (program.name != "llama-server" || limit <= 0 || scheme == "delegate" ||
-        !environment("LOWKV_BUDGET").empty() || !platform::releases_zeros)
+    if (program.name != "llama-server" || limit <= 0 || !environment("LOWKV_BUDGET").empty() ||
+        !platform::releases_zeros)
         return "";
     const std::optional<Waiting> one = waiting(model_of(program), scheme);
     if (!one) return "";

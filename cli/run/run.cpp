@@ -31,7 +31,6 @@
 #include "platform/system.h"
 #include "run/checks.h"
 #include "run/keep.h"
-#include "run/memory.h"
 #include "run/watcher.h"
 
 namespace lowkv::cli {
@@ -308,8 +307,8 @@ void add_run(Command app, int& status, const std::vector<std::string>& words) {
         "Go on, with one line, where nothing is packed; so does an encoder with --embedding "
         "or --reranking");
     command.option("--plugin", &options->plugin,
-                   "The plug-in, libggml-lowkv.so (default: the one that fits the program's "
-                   "ggml, see `lowkv plugin`)");
+                   "The plug-in, libggml-lowkv.so (default: LOWKV_PLUGIN, or the one that came "
+                   "with this command)");
     command.flag("--no-trial", &options->no_trial,
                  "Refuse a ggml that is newer than this lowkv knows, without trying it");
     command.option(

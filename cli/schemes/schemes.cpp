@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/app.h"
@@ -76,20 +77,10 @@ void explain_layer(const LayerScheme& scheme) {
 }
 
 void explain_retention(const Retention& retention, std::uint32_t block) {
-    line("window", "the newest " + std::to_string(retention.window) + " tokens stay exact; " +
-                       (retention.flush > 0
-                            ? "they leave it " + std::to_string(retention.flush) + " at a time"
-                            : "older ones are packed in blocks of " + std::to_string(block)));
-    line("sinks", retention.sinks > 0 ? "the first " + std::to_string(retention.sinks) +
-                                            " tokens stay exact (with their block)"
-                                      : "none: the first tokens are packed like all others");
-    if (retention.filter == Filter::none) return;
-    line("filter", "of the tokens that leave the window, " + std::to_string(retention.keep) +
-                       "% stay exact and " + std::to_string(retention.evict) + "% are dropped,");
-    line("", std::string(retention.filter == Filter::heavy ? "by the attention they got; "
-                                                           : "chosen at random (a control); ") +
-                 "only in the C++ library (lowkv/filter.h): llama.cpp and transformers decide "
-                 "themselves which tokens they hold");
+    std::string_view label = "stays";
+    for (const SchemeWord& word : words_of(retention))
+        line(std::exchange(label, ""), word.word + ": " + word.meaning);
+    line(label, "what leaves the window is packed in blocks of " + std::to_string(block));
 }
 
 void explain_quality(const std::string& name, bool filtered) {
@@ -218,13 +209,14 @@ std::string grammar() {
 
 Json preset_json(const Preset& preset) {
     const LayerScheme& base = preset.scheme.base;
+    const Plan plan = plan_of(base, usual_head_dims.front());
     Json sizes = Json::array();
     for (const std::uint32_t head_dim : usual_head_dims) {
-        const Plan plan = plan_of(base, head_dim);
+        const Plan of_size = plan_of(base, head_dim);
         sizes.push_back({{"kv_heads", usual_kv_heads},
                          {"head_dim", head_dim},
-                         {"key_bits", plan.key_bits()},
-                         {"value_bits", plan.value_bits()}});
+                         {"key_bits", of_size.key_bits()},
+                         {"value_bits", of_size.value_bits()}});
     }
     const Quality* quality = find_quality(preset.name);
     return {{"name", preset.name},
@@ -234,6 +226,8 @@ Json preset_json(const Preset& preset) {
             {"needs_calibration", preset.scheme.needs_calibration()},
             {"keys", to_string(base.key)},
             {"values", to_string(base.value)},
+            {"quantizers", {quantizer_of(base.key).name(), quantizer_of(base.value).name()}},
+            {"kernels", {plan.keys().kernels().name, plan.values().kernels().name}},
             {"block_tokens", block_tokens(base)},
             {"mean_kld", quality ? Json(quality->mean_kld) : Json()},
             {"perplexity", quality ? Json(quality->perplexity) : Json()},

@@ -9,6 +9,7 @@
 namespace lowkv {
 
 struct Codec;
+struct Retention;
 
 struct SchemeWord {
     std::string word, meaning;
@@ -27,5 +28,7 @@ struct CodecPlace {
 std::vector<CodecPlace> codec_places();
 // A codec's own words; none: it is exact.
 std::vector<SchemeWord> words_of(const Codec& codec);
+// "window=128" and so on, but for numbers that are 0.
+std::vector<SchemeWord> words_of(const Retention& retention);
 
 }  // namespace lowkv

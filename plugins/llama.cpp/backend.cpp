@@ -39,7 +39,7 @@ std::string name_of(const ggml_tensor& node, const LayerCache& layer) {
     throw Error(ErrorCode::unsupported,
                 name_of(node, layer) +
                     " is not served in this form: packed rows can be stored by SET_ROWS, read by "
-                    "FLASH_ATTN_EXT and shifted by ROPE. LOWKV_SCHEME=delegate keeps f16");
+                    "FLASH_ATTN_EXT and shifted by ROPE. Run this program without lowkv");
 }
 
 // Of any layer: all layers of a step write the same cells.
@@ -81,7 +81,7 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
     for (int i = 0; i < nodes && ours == nullptr; ++i)
         for_each_cache_tensor(*ggml_graph_node(graph, i),
                               [&](const ggml_tensor&, CacheTensor& t) { ours = t.buffer; });
-    // The delegate scheme, and state that is not a key/value cache: plain memory.
+    // State that is not a key/value cache is plain memory.
     if (ours == nullptr) return cpu_.compute(graph);
 
     graph_ = graph;

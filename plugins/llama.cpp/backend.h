@@ -6,7 +6,7 @@
 
 #include "attention_op.h"
 #include "buffer.h"
-#include "delegate.h"
+#include "inner_cpu.h"
 #include "lowkv/attention.h"
 #include "lowkv/executor_openmp.h"
 #include "step_view.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <set>
 #include <string_view>
@@ -83,21 +82,9 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     if (tensor.view_src != nullptr) return;
     size_answers().forget(tensor);
     const auto name = parse_cache_name(tensor.name);
-    if (name) {
-        note_cache_made();
-        holds_cache_ = may_pack = true;
-    }
-    auto* address = static_cast<std::byte*>(tensor.data);
-    if (!name || setting_->delegate) {
-        if (!name) {
-            refuse_weight(tensor);
-            return;
-        }
-        if (plain_tensors_.empty())
-            report(GGML_LOG_LEVEL_INFO, "active: scheme delegate, plain f16 on stock CPU kernels");
-        plain_tensors_.emplace_back(address, ggml_nbytes(&tensor));
-        return;
-    }
+    if (!name) return refuse_weight(tensor);
+    note_cache_made();
+    holds_cache_ = may_pack = true;
     {
         // Other threads that plan a graph look for layers meanwhile.
         const auto lock = lock_live();
@@ -116,14 +103,11 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     }
     const std::size_t bytes = packed_bytes(tensor, *setting_);
     told_bytes_ += bytes;
-    memory_.forbid(static_cast<std::size_t>(address - base()), bytes);
+    memory_.forbid(static_cast<std::size_t>(static_cast<std::byte*>(tensor.data) - base()), bytes);
 }
 
-void CacheBuffer::clear(std::uint8_t value) {
+void CacheBuffer::clear() {
     memory_.zero();
-    if (value != 0) {
-        for (const auto& [address, bytes] : plain_tensors_) std::memset(address, value, bytes);
-    }
     for (auto& [key, layer] : layers_) layer->clear();
     for (CellTracker& tracker : trackers_) tracker.clear();
     restored_layer_ = nullptr;

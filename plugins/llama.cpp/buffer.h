@@ -51,7 +51,7 @@ class CacheBuffer final : public LiveBuffer {
 
     std::byte* base() const noexcept { return memory_.data(); }
     void init_tensor(ggml_tensor& tensor);
-    void clear(std::uint8_t value);
+    void clear();
 
     const Setting& setting() const noexcept { return *setting_; }
     CellTracker& tracker(std::uint32_t stream) noexcept { return trackers_[stream]; }
@@ -112,7 +112,6 @@ class CacheBuffer final : public LiveBuffer {
     std::vector<std::unique_ptr<CacheTensor>> tensors_;
     std::vector<CellTracker> trackers_;  // per stream
     std::vector<std::int32_t> step_positions_;
-    std::vector<std::pair<std::byte*, std::size_t>> plain_tensors_;
 
     // The state that is being restored: the layer whose keys came first, which tells the cells and
     // their order, and the tensor that came last.

@@ -156,8 +156,8 @@ bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst)
     return done;
 }
 
-void clear(ggml_backend_buffer_t buffer, std::uint8_t value) {
-    guarded(self(buffer), "can't clear the cache", [&] { self(buffer).clear(value); });
+void clear(ggml_backend_buffer_t buffer, std::uint8_t) {
+    guarded(self(buffer), "can't clear the cache", [&] { self(buffer).clear(); });
 }
 
 constexpr ggml_backend_buffer_i buffer_interface = {

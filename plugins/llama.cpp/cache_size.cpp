@@ -15,8 +15,8 @@
 namespace lowkv::ggml {
 namespace {
 
-bool packable(const ggml_tensor& tensor, const Setting& setting) {
-    return !setting.delegate && tensor.type == GGML_TYPE_F16 && tensor.view_src == nullptr;
+bool packable(const ggml_tensor& tensor) {
+    return tensor.type == GGML_TYPE_F16 && tensor.view_src == nullptr;
 }
 
 // The sizes of one block; zeros if no head size fits.
@@ -95,7 +95,7 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
-    if (!name || !packable(tensor, setting) || host_asserts()) return nominal;
+    if (!name || !packable(tensor) || host_asserts()) return nominal;
     const auto layer = static_cast<std::uint32_t>(name->layer);
     if (setting.scheme.layer(layer).exact()) return nominal;
     // A conversation each, where there are several streams.

@@ -46,12 +46,12 @@ std::string misfit() {
     if (is_newer_than_known(ggml_version()) && !was_tried())
         return mine + ", but this program has ggml " + ggml_version() +
                ": start it by `lowkv run`, which tries whether that fits; or take a newer lowkv, "
-               "or build a plug-in for your llama.cpp with `lowkv plugin "
-               "--for TREE`";
+               "or build a plug-in for your llama.cpp with lowkv's `deps/plugin_for.py --for TREE`";
     constexpr std::size_t object = 32;  // sizeof(ggml_object), which is private
     if (ggml_tensor_overhead() != object + sizeof(ggml_tensor))
         return mine + ", but this program's tensors have another form: is its ggml " +
-               ggml_version() + " a changed one? `lowkv plugin --for TREE` builds one that fits";
+               ggml_version() +
+               " a changed one? lowkv's `deps/plugin_for.py --for TREE` builds one that fits";
     return "";
 }
 

@@ -45,8 +45,7 @@ void LayerCache::learn_rope(const Rope& rope) {
 }
 
 bool LayerCache::wants_rope() const {
-    return mode_ == Mode::undecided && !setting_->delegate &&
-           setting_->scheme.layer(index_).key.stage == Stage::pre;
+    return mode_ == Mode::undecided && setting_->scheme.layer(index_).key.stage == Stage::pre;
 }
 
 std::string LayerCache::why_not_packed() {

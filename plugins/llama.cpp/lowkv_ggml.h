@@ -17,7 +17,6 @@ ggml_backend_reg_t backend_reg();
 ggml_backend_dev_t device();
 
 // The scheme of caches allocated from now on (llama_init_from_model). Throws lowkv::Error.
-// "delegate" stores plain f16 and runs stock CPU kernels on it: it proves the plumbing.
 void set_scheme(const std::string& text);
 
 // A file of `lowkv calibrate`, for schemes set from now on. Throws lowkv::Error.
@@ -35,7 +34,7 @@ ServedVersions served_versions();
 struct CacheStats {
     std::string scheme;              // of the newest cache
     std::uint64_t buffers = 0;       // live cache buffers
-    std::uint64_t layers = 0;        // layers served packed (not delegated)
+    std::uint64_t layers = 0;        // layers served packed
     std::uint64_t plain_layers = 0;  // layers kept as f16
     std::uint64_t exact_bytes = 0;   // now
     std::uint64_t packed_bytes = 0;  // now
@@ -67,7 +66,7 @@ struct LayerReport {
     std::size_t cells_packed = 0, cells_exact = 0;
     std::size_t packed_bytes = 0, exact_bytes = 0;
 };
-// All layers of the live caches, by number; none under the scheme "delegate".
+// All layers of the live caches, by number.
 std::vector<LayerReport> layer_reports();
 
 }  // namespace lowkv::ggml

@@ -119,24 +119,16 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
     next->packed_states = read_packed_states();
     next->conversations = read_conversations();
     const std::string budget = platform::environment("LOWKV_BUDGET");
-    if (text == "delegate") {
-        next->text = text;
-        next->delegate = true;
-        if (!budget.empty())
-            throw Error(ErrorCode::unsupported,
-                        "delegate keeps f16 rows, which no budget shrinks; leave LOWKV_BUDGET out");
-    } else {
-        next->scheme = parse_scheme(text);
-        require_served(next->scheme, Host::llama_cpp);
-        next->text = to_string(next->scheme);
-        next->device = read_device();
-        if (!budget.empty()) {
-            next->budget = parse_size(budget, "LOWKV_BUDGET");
-            next->rungs = rungs_before(next->scheme, "LOWKV_BUDGET");
-        }
-        if (next->scheme.needs_calibration())
-            next->calibration = find_calibration(next->scheme, calibration_named_in);
+    next->scheme = parse_scheme(text);
+    require_served(next->scheme, Host::llama_cpp);
+    next->text = to_string(next->scheme);
+    next->device = read_device();
+    if (!budget.empty()) {
+        next->budget = parse_size(budget, "LOWKV_BUDGET");
+        next->rungs = rungs_before(next->scheme, "LOWKV_BUDGET");
     }
+    if (next->scheme.needs_calibration())
+        next->calibration = find_calibration(next->scheme, calibration_named_in);
     State& s = state();
     const std::lock_guard lock(s.mutex);
     s.setting = std::move(next);

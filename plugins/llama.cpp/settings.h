@@ -21,8 +21,7 @@ namespace lowkv::ggml {
 inline constexpr std::size_t most_open_units = 4;
 
 struct Setting {
-    std::string text;       // canonical text of the scheme, or "delegate"
-    bool delegate = false;  // plain f16 and stock CPU kernels
+    std::string text;  // canonical text of the scheme
     Scheme scheme;
     std::shared_ptr<const Calibration> calibration;  // null: the scheme needs none
     // LOWKV_BUDGET, in bytes; 0: none. While it lasts rows stay exact, then the oldest are packed

@@ -4,6 +4,22 @@
 
 namespace lowkv::ggml {
 
+// Row by row: a mask's columns lie far apart.
+void StepView::find_seen(const MaskRows& mask, std::uint32_t tokens, Executor& executor) {
+    constexpr std::uint32_t chunk = 4096;
+    seen_.assign(mask.visible, mask.data == nullptr ? 1 : 0);
+    if (mask.data == nullptr) return;
+    executor.parallel_for((mask.visible + chunk - 1) / chunk, [&](std::size_t i, unsigned) {
+        const std::size_t first = i * chunk;
+        const std::size_t end = std::min<std::size_t>(first + chunk, mask.visible);
+        for (std::size_t t = 0; t < tokens; ++t) {
+            const std::uint16_t* row = mask.data + t * mask.stride;
+            for (std::size_t c = first; c < end; ++c)
+                seen_[c] = static_cast<std::uint8_t>(seen_[c] | (row[c] != hidden ? 1 : 0));
+        }
+    });
+}
+
 void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
                    std::uint32_t tokens, const void* owner, Executor& executor) {
     const Layout& layout = tracker.layout(version);
@@ -19,20 +35,7 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
     if (lasts && tracker.owner() == owner && key == key_) return;
 
     key_ = {};
-    // Row by row: a mask's columns lie far apart.
-    seen_.assign(mask.visible, mask.data == nullptr ? 1 : 0);
-    constexpr std::uint32_t chunk = 4096;
-    executor.parallel_for(
-        mask.data == nullptr ? 0 : (mask.visible + chunk - 1) / chunk,
-        [&](std::size_t i, unsigned) {
-            const std::size_t first = i * chunk;
-            const std::size_t end = std::min<std::size_t>(first + chunk, mask.visible);
-            for (std::size_t t = 0; t < tokens; ++t) {
-                const std::uint16_t* row = mask.data + t * mask.stride;
-                for (std::size_t c = first; c < end; ++c)
-                    seen_[c] = static_cast<std::uint8_t>(seen_[c] | (row[c] != hidden ? 1 : 0));
-            }
-        });
+    find_seen(mask, tokens, executor);
     const auto is_seen = [&](std::uint32_t cell) {
         return cell < mask.visible && seen_[cell] != 0;  // no_cell is beyond
     };

@@ -36,6 +36,8 @@ class StepView {
         std::uint32_t visible = 0, tokens = 0;
         friend bool operator==(const Key&, const Key&) = default;
     };
+    void find_seen(const MaskRows& mask, std::uint32_t tokens, Executor& executor);
+
     Key key_;
     std::vector<std::uint32_t> units_, exact_blocks_, cells_;
     std::vector<std::uint16_t> mask_;

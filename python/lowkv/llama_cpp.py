@@ -39,8 +39,8 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
     """Lets the caches that llama_cpp makes from here on hold `scheme` (`lowkv schemes` lists them), and says so in
     one line on stderr. Returns the plug-in's path. Doing it again changes the scheme of later caches.
 
-    plugin: libggml-lowkv.so; without it LOWKV_PLUGIN, then a library beside this package, then what the command
-    `lowkv plugin --for` names for this llama_cpp. calibration: files of `lowkv calibrate`, for schemes that need
+    plugin: libggml-lowkv.so; without it LOWKV_PLUGIN, then a library beside this package, then the one that came with
+    the command `lowkv`. calibration: files of `lowkv calibrate`, for schemes that need
     one; without it LOWKV_CALIBRATION. Sets LOWKV_SCHEME and LOWKV_CALIBRATION in this process. Raises lowkv.Error
     where anything is in the way."""
     global _plugin
@@ -50,7 +50,7 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
     llama_cpp = _llama_cpp()
     host = llama_cpp.llama_cpp._lib
     _require_no_gpu(host)
-    path = find_plugin(Path(llama_cpp.__file__).parent, plugin)
+    path = find_plugin(plugin)
     loaded = _open(path, host)
     os.environ["LOWKV_SCHEME"] = scheme
     if calibrations is not None:
@@ -110,25 +110,21 @@ def active() -> bool:
     return now["packed_layers"] > 0 and now.get("plain_layers", 0) == 0  # a plug-in may be older
 
 
-def find_plugin(package: Path, plugin: str | os.PathLike | None = None) -> Path:
-    """The library to load into the llama_cpp whose package folder is `package`. Raises lowkv.Error."""
-    beside = Path(__file__).with_name(_LIBRARY)
+def find_plugin(plugin: str | os.PathLike | None = None) -> Path:
+    """The library to load into llama_cpp. Raises lowkv.Error."""
     for name, named in (("plugin", plugin), ("LOWKV_PLUGIN", os.environ.get("LOWKV_PLUGIN"))):
         if named:
             return _existing(Path(named), f"{name}={os.fspath(named)}")
-    if beside.exists():
-        return beside
     command = shutil.which("lowkv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
-    if command is None:
-        raise Error(f"there is no {_LIBRARY}: install lowkv's wheel of a release, or build lowkv in a clone of it "
-                    "(make) and put its build/release/bin on the PATH, or name the library in plugin= or LOWKV_PLUGIN")
-    asked = f"{command} plugin --for {package}"
-    done = subprocess.run([command, "plugin", "--for", package], stdout=subprocess.PIPE, text=True, check=False)
-    lines = done.stdout.split("\n")
-    if done.returncode or not done.stdout.strip():
-        raise Error(f"`{asked}` gave no library (exit status {done.returncode}); its messages are above. Another "
-                    "library can be named in plugin= or LOWKV_PLUGIN")
-    return _existing(Path([line for line in lines if line.strip()][-1].strip()), f"what `{asked}` printed")
+    folders = [Path(__file__).parent]
+    if command:
+        programs = Path(command).resolve().parent
+        folders += [programs, *(programs.parent / name for name in ("lib", "lib/lowkv", "lib64"))]
+    for folder in folders:
+        if (folder / _LIBRARY).is_file():
+            return folder / _LIBRARY
+    raise Error(f"there is no {_LIBRARY}: install lowkv's wheel of a release, or build lowkv in a clone of it "
+                "(make) and put its build/release/bin on the PATH, or name the library in plugin= or LOWKV_PLUGIN")
 
 
 def _existing(path: Path, source: str) -> Path:

@@ -69,10 +69,6 @@ std::string legal_numbers(const RetentionField& field);
 // Empty, or what to use instead of a word that earlier versions had.
 std::string_view instead_of_removed(std::string_view word) noexcept;
 
-// "did you mean": the legal word that is the fewest typing errors away. Empty when none is near
-// enough to be what was meant. The first of equally near words wins.
-std::string_view closest(std::string_view word, std::span<const std::string_view> legal);
-
 // What is wrong with a codec, and what would be right; empty: nothing. Each quantizer checks its
 // own words, whichever quantizer stores the codec.
 std::string_view restriction(const Codec& codec, Part part) noexcept;

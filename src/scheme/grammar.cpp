@@ -61,4 +61,19 @@ std::vector<SchemeWord> words_of(const Codec& codec) {
     return words;
 }
 
+std::vector<SchemeWord> words_of(const Retention& retention) {
+    std::vector<SchemeWord> words;
+    for (const scheme::RetentionField& field : scheme::retention_fields())
+        if (const std::uint32_t number = retention.*field.number; number > 0)
+            words.push_back(
+                {option_text(field.name, std::to_string(number)) + std::string(field.unit),
+                 std::string(field.meaning)});
+    for (const scheme::Choice& choice : scheme::filter_choices())
+        if (retention.filter != Filter::none &&
+            choice.value == static_cast<std::uint32_t>(retention.filter))
+            words.push_back(
+                {option_text(scheme::filter_name, choice.word), std::string(choice.meaning)});
+    return words;
+}
+
 }  // namespace lowkv

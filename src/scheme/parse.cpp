@@ -91,20 +91,15 @@ class Parser {
     }
 
     [[noreturn]] void reject(std::string_view word, const std::string& problem,
-                             const std::string& legal, std::string_view meant = {}) const {
-        std::string message = place_of(word) + problem;
-        if (!meant.empty()) message += ", did you mean " + std::string(meant) + "?";
-        throw Error(ErrorCode::invalid_scheme, message + "; legal: " + legal);
+                             const std::string& legal) const {
+        throw Error(ErrorCode::invalid_scheme, place_of(word) + problem + "; legal: " + legal);
     }
 
     const Preset& preset(std::string_view word) const {
         if (const Preset* found = scheme::find_preset(word)) return *found;
         refuse_removed(word);
-        std::vector<std::string_view> names;
-        for (const Preset& candidate : presets()) names.push_back(candidate.name);
         reject(word, "is not a preset",
-               scheme::preset_names() + ", or spelled out as " + spelled_out(),
-               scheme::closest(word, names));
+               scheme::preset_names() + ", or spelled out as " + spelled_out());
     }
 
     void option(std::string_view name, std::string_view value) {
@@ -134,14 +129,12 @@ class Parser {
 
     [[noreturn]] void unknown_option(std::string_view name) const {
         refuse_removed(name);
-        std::vector<std::string_view> names;
         std::string list;
-        for (const auto& candidate : scheme::codec_options()) names.push_back(candidate.word);
-        for (const auto& candidate : scheme::retention_fields()) names.push_back(candidate.name);
-        names.push_back(scheme::filter_name);
-        for (const std::string_view candidate : names) list += std::string(candidate) + "=, ";
-        reject(name, "is not an option",
-               list + "layer.N= or layer.A-B=", scheme::closest(name, names));
+        const auto add = [&](std::string_view word) { list += std::string(word) + "=, "; };
+        for (const auto& candidate : scheme::codec_options()) add(candidate.word);
+        for (const auto& candidate : scheme::retention_fields()) add(candidate.name);
+        add(scheme::filter_name);
+        reject(name, "is not an option", list + "layer.N= or layer.A-B=");
     }
 
     void require_both_codecs() const {
@@ -171,7 +164,8 @@ class Parser {
             } else if (next == words.size()) {
                 reject(text, "lacks its " + std::string(field.name), legal_codec_words(field));
             } else {
-                wrong_codec_word(word, field, next == 0);
+                refuse_removed(word);
+                reject(word, "is not a legal " + std::string(field.name), legal_codec_words(field));
             }
         }
         if (next < words.size()) misplaced_codec_word(words[next]);
@@ -180,33 +174,21 @@ class Parser {
 
     [[noreturn]] void misplaced_codec_word(std::string_view word) const {
         refuse_removed(word);
-        std::vector<std::string_view> options;
+        bool known = false;
         std::string order;
         for (const scheme::CodecField& field : scheme::codec_fields()) {
             if (!field.optional) continue;
             for (const scheme::Choice& choice : field.choices.subspan(1)) {
-                options.push_back(choice.word);
+                known |= choice.word == word;
                 order += (order.empty() ? "" : ", ") + std::string(choice.word);
             }
         }
-        const bool known = std::ranges::find(options, word) != options.end();
         reject(word, known ? "stands in the wrong place" : "does not belong to a codec",
-               "axis-bits-group, then any of these in this order: " + order,
-               known ? std::string_view{} : scheme::closest(word, options));
+               "axis-bits-group, then any of these in this order: " + order);
     }
 
     static std::string legal_codec_words(const scheme::CodecField& field) {
         return scheme::legal_words(field) + " (a codec is " + std::string(codec_form) + ")";
-    }
-
-    [[noreturn]] void wrong_codec_word(std::string_view word, const scheme::CodecField& field,
-                                       bool may_be_exact) const {
-        refuse_removed(word);
-        std::vector<std::string_view> words;
-        for (const scheme::Choice& choice : field.choices) words.push_back(choice.word);
-        if (may_be_exact) words.push_back(scheme::exact_word);
-        reject(word, "is not a legal " + std::string(field.name), legal_codec_words(field),
-               scheme::closest(word, words));
     }
 
     void layers(std::string_view name, std::string_view value) {
@@ -252,9 +234,7 @@ class Parser {
         const auto choices = scheme::filter_choices();
         const auto choice = std::ranges::find(choices, word, &scheme::Choice::word);
         if (choice != choices.end()) return static_cast<Filter>(choice->value);
-        std::vector<std::string_view> words;
-        for (const scheme::Choice& candidate : choices) words.push_back(candidate.word);
-        reject(word, "is not a filter", scheme::legal_words(choices), scheme::closest(word, words));
+        reject(word, "is not a filter", scheme::legal_words(choices));
     }
 
     // The whole word is a number that fits.

@@ -16,7 +16,7 @@ def bench(*args):
 @pytest.mark.parametrize("args, words", [
     (("attention", "--heads", "7/2"), "7/2"),
     (("attention", "--device", "gpu"), "device 'gpu'"),
-    (("nonsense",), "there is no command nonsense; there are attention, encode"),
+    (("nonsense",), "there is no command nonsense; there are attention"),
 ])
 def test_wrong_arguments_say_what_is_right(args, words):
     run = bench(*args)
@@ -35,15 +35,3 @@ def test_attention_measures_each_scheme(tmp_path):
                 "floor_ms", "bytes", "device"}
     assert all(expected <= set(row) for row in rows)
     assert rows[0]["bytes"] < rows[1]["bytes"]
-
-
-def test_encode_counts_bits_and_time(tmp_path):
-    file = tmp_path / "encode.json"
-    run = bench("encode", "--head-dim", 64, "--kv-heads", 2, "--tokens", 256, "--rounds", 1,
-                "--schemes", "lowkv2.8,kvquant3,kivi2+window=0", "--json", file)
-    assert run.code == 0, run.both
-    rows = json.loads(file.read_text())
-    assert [row["scheme"] for row in rows] == ["lowkv2.8", "kvquant3", "kivi2,window=0"]
-    assert rows[2]["bits"] == 3 and all(row["encode_us"] > 0 < row["decode_us"] for row in rows)
-    nothing = bench("encode", "--schemes", "exact")
-    assert nothing.code == 2 and "exact: it packs nothing" in nothing.err, nothing.both

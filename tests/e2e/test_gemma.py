@@ -69,8 +69,7 @@ def log_probabilities(row, vocabulary):
 def test_predictions_are_stock_llama_cpps(tmp_path):
     """Row by row: the vocabulary has 262,144 tokens."""
     stock, vocabulary = predictions(tmp_path, None)
-    ours = {scheme: predictions(tmp_path, scheme)[0] for scheme in ("delegate", "exact", "lowkv4")}
-    assert np.array_equal(stock, ours["delegate"])
+    ours = {scheme: predictions(tmp_path, scheme)[0] for scheme in ("exact", "lowkv4")}
     loss = {"exact": [], "lowkv4": []}
     for i, row in enumerate(stock):
         base = log_probabilities(row, vocabulary)

@@ -10,16 +10,6 @@ from plugin_tools import MODEL, PLUGIN, TOOLS, assert_same_text, complete, envir
 LEGAL = r"legal: exact, lowkv1.5, lowkv2, lowkv2.8, lowkv3, lowkv4, kivi2, kivi4"
 
 
-@pytest.mark.long
-def test_delegate_is_byte_identical_over_500_tokens_and_context_shifts():
-    args = ("-c", 256, "--context-shift")
-    stock = complete(*args, tokens=540)
-    ours = complete(*args, tokens=540, scheme="delegate")
-    assert stock.code == ours.code == 0
-    ours.said("lowkv: active: scheme delegate")
-    assert_same_text(stock.out, ours.out, at_least=2000)
-
-
 @pytest.mark.parametrize("scheme, packed", [
     ("exact", 23040), ("kivi4", 7200), ("kivi2", 4320), ("lowkv2.8", 4005), ("lowkv2", 3285),
     ("lowkv1.5", 2205), ("turboquant3-qr", 4680),

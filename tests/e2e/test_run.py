@@ -8,7 +8,7 @@ from pathlib import Path
 import plugin_models as models
 import pytest
 from models import decoder
-from plugin_tools import BUILD, MODEL, PATHS, ROOT, assert_same_text, complete, environment, free_port, server
+from plugin_tools import BUILD, MODEL, PATHS, ROOT, assert_same_text, complete, free_port, server
 from test_command import lowkv
 
 COMPLETION = Path(PATHS["LOWKV_LLAMA_BUILD"]) / "llama-completion"
@@ -200,8 +200,6 @@ def test_an_override_beyond_the_model_starts_nothing(words, env):
      "LOWKV_SCHEME=kivi2,filter=heavy,keep=50%: filter=, keep= and"),
     (("--scheme", "kivi2,filter=heavy,keep=50%"), {}, "--scheme kivi2,filter=heavy,keep=50%: filter=, keep= and"),
     ((), {"LOWKV_STATES": "F16"}, "LOWKV_STATES=F16 is neither packed nor f16"),
-    (("--scheme", "delegate"), {"LOWKV_BUDGET": "1GiB"}, "delegate keeps f16 rows, which no budget shrinks; "
-     "leave LOWKV_BUDGET out"),
     ((), {"LOWKV_DEVICE": "npu"}, "LOWKV_DEVICE: there is no device 'npu'"),
     (("--cache-on", "npu"), {}, "--cache-on: there is no device 'npu'"),
     (("--calibration", "/no"), {}, "--calibration: /no: there is no such file"),
@@ -214,7 +212,7 @@ def test_what_is_wrong_is_named_as_it_was_given(words, env, said):
 
 
 # What is no value of them, or why they have none that is wrong.
-VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None, "LOWKV_SOURCE": None,  # texts
+VARIABLES = {"LOWKV_STATS": None, "LOWKV_VERBOSE": None, "LOWKV_RUN_MARK": None,  # texts
              "LOWKV_PLOT_PYTHON": None, "LOWKV_KEEP_MALLOC": None, "LOWKV_LLAMA_CPP": None,  # not of this command
              "LOWKV_TRIED": None}  # set by it
 
@@ -290,29 +288,15 @@ def test_every_spelling_of_an_option_is_refused_before_the_start(option, value, 
         assert said(run).startswith(f"lowkv: {variable.group(1)}={value} "), run.both
 
 
-def test_a_configuration_file_of_llama_cpp_counts(tmp_path):
+def test_what_a_configuration_file_keeps_away_is_said(tmp_path):
     file = tmp_path / "llama.cpp/config.ini"
     file.parent.mkdir()
     words = ("run", "--", COMPLETION, "-m", MODEL, *ASK)
-    for text in ("cache-type-k = q8_0 ; small", "[*]\nLLAMA_ARG_CACHE_TYPE_K=q8_0", "[default]\nctk = q8_0"):
+    for text, why in (("cache-type-k = q8_0", "CAUSE"),
+                      ("[default]\nkv-offload = off", "the KV cache is in CPU memory")):
         file.write_text(text + "\n")
         run = lowkv(*words, XDG_CONFIG_HOME=str(tmp_path))
-        assert f"{file}: " in said(run) and "keeps the cache away from lowkv: remove the line" in run.both, run.both
-    assert lowkv(*words, "-ctk", "f16", XDG_CONFIG_HOME=str(tmp_path)).code == 0
-    file.write_text("[other]\nctk = q8_0\n")
-    assert lowkv(*words, XDG_CONFIG_HOME=str(tmp_path)).code == 0
-
-
-def test_without_home_the_configuration_file_is_the_users(tmp_path):
-    """llama.cpp then asks the password file; a file in the working directory is nobody's."""
-    file = tmp_path / ".config/llama.cpp/config.ini"
-    file.parent.mkdir(parents=True)
-    file.write_text("ctk = q8_0\n")
-    env = environment(None, HOME="")
-    for words in (env, {k: v for k, v in env.items() if k != "HOME"}):
-        done = subprocess.run([BUILD / "bin/lowkv", "run", "--", COMPLETION, "-m", "/no/such.gguf"], cwd=tmp_path,
-                              env=words, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1 and "keeps the cache away" not in done.stderr, done.stderr
+        assert run.code == 1 and why in said(run), run.both
 
 
 def tools_of_the_source():

@@ -1,8 +1,7 @@
-"""Saved states take the room of their codes on the disk: `lowkv run` and `lowkv shrink`."""
+"""Saved states take the room of their codes on the disk. tests/cli/saved_states.cpp is about any files."""
 
 import fcntl
 import gzip
-import hashlib
 import os
 import random
 import re
@@ -47,13 +46,6 @@ def on_disk(path):
 def bytes_read(pid):
     return int(re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
 
-
-def shrink(*paths):
-    return subprocess.run([str(CLI), "shrink", *map(str, paths)], capture_output=True, text=True, check=False)
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def mostly_zeros(path, size=24 << 20, seed=1):
@@ -133,72 +125,6 @@ def test_what_is_read_while_it_is_shrunk_is_shrunk_all_the_same(folder):
             file.open("rb").close()
             wait_until_small(file, 0.1)
         run.stdin.close()
-
-
-@pytest.mark.usefixtures("holes")
-def test_shrink_changes_no_byte(folder):
-    file = folder / "zeros.bin"
-    mostly_zeros(file)
-    before, size = digest(file), file.stat().st_size
-    done = shrink(file)
-    assert done.returncode == 0 and "on the disk" in done.stdout, done
-    assert digest(file) == before and file.stat().st_size == size
-    assert on_disk(file) < 0.2 * size
-    taken = on_disk(file)
-    assert shrink(file).returncode == 0 and on_disk(file) == taken
-
-
-@pytest.mark.usefixtures("holes")
-def test_a_kill_at_any_moment_changes_no_byte(folder):
-    file = folder / "killed.bin"
-    mostly_zeros(file)
-    before = digest(file)
-    chance = random.Random(2)
-    for _ in range(100):
-        if on_disk(file) < file.stat().st_size / 2:
-            mostly_zeros(file)
-        process = subprocess.Popen([str(CLI), "shrink", str(file)], stdout=subprocess.DEVNULL)
-        time.sleep(chance.uniform(0, 0.02))
-        process.kill()
-        process.wait()
-        assert digest(file) == before
-
-
-@pytest.mark.usefixtures("holes")
-def test_who_opens_the_file_meanwhile_has_it(folder):
-    """A writer that comes while it is shrunk waits a moment, and what it writes stays."""
-    file = folder / "rewritten.bin"
-    for seed in range(10):
-        mostly_zeros(file, seed=seed)
-        process = subprocess.Popen([str(CLI), "shrink", str(file)], stdout=subprocess.DEVNULL)
-        time.sleep(0.004 * seed / 2)
-        mostly_zeros(file, seed=100 + seed)
-        expected = digest(file)
-        process.wait()
-        assert digest(file) == expected
-
-
-@pytest.mark.usefixtures("holes")
-def test_what_it_refuses(folder):
-    file = folder / "open.bin"
-    mostly_zeros(file, size=1 << 20)
-    with open(file, "rb"):
-        done = shrink(file)
-        assert done.returncode == 1 and "another program has it open" in done.stderr, done
-        other = folder / "other.bin"
-        mostly_zeros(other, size=4 << 20, seed=3)
-        before = on_disk(other)
-        done = shrink(file, other)
-        assert done.returncode == 1 and "1 of 2 files were left as they were" in done.stderr, done
-        assert on_disk(other) < before and "other.bin" in done.stdout
-    done = shrink(folder / "none.bin")
-    assert done.returncode == 1 and "No such file" in done.stderr
-    done = shrink(folder)
-    assert done.returncode == 1 and "Is a directory" in done.stderr
-    assert shrink().returncode == 2
-    os.chmod(file, 0o400)
-    if os.geteuid() != 0:
-        assert "Permission denied" in shrink(file).stderr
 
 
 EARLIER = sorted((Path(__file__).parent.parent / "saved").glob("*/slot.bin.gz"))

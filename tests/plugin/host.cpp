@@ -34,7 +34,8 @@ TEST_CASE("others are refused, and what would do is said") {
     for (const char* host : {"0.9.4", "0.10.2", "", "nonsense"})
         CHECK_MESSAGE(misfit(host).ends_with(": take a newer llama.cpp"), host);
     for (const char* host : {"0.99.0", "1.0.0", "12.1"})
-        CHECK_MESSAGE(misfit(host).find("`lowkv plugin --for TREE`") != std::string::npos, host);
+        CHECK_MESSAGE(misfit(host).find("`deps/plugin_for.py --for TREE`") != std::string::npos,
+                      host);
     CHECK(misfit("0.10.2").find("but this program has ggml 0.10.2") != std::string::npos);
 }
 

@@ -2,7 +2,6 @@
 for. tests/e2e/test_llama_cpp_python.py does the rest."""
 
 import importlib.util
-import stat
 
 import lowkv
 import lowkv.llama_cpp as subject
@@ -15,12 +14,6 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.delenv("LOWKV_PLUGIN", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "bin").mkdir()
-
-
-def command(tmp_path, script):
-    path = tmp_path / "bin" / "lowkv"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is there")
@@ -53,28 +46,20 @@ def test_a_named_plugin_goes_first(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).touch()
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "second"))
-    assert subject.find_plugin(tmp_path, tmp_path / "first") == tmp_path / "first"
-    assert subject.find_plugin(tmp_path) == tmp_path / "second"
+    assert subject.find_plugin(tmp_path / "first") == tmp_path / "first"
+    assert subject.find_plugin() == tmp_path / "second"
     wrong = r"plugin=.*third: there is no file .*expected the plug-in, libggml-lowkv\.so"
     with pytest.raises(lowkv.Error, match=wrong):
-        subject.find_plugin(tmp_path, tmp_path / "third")
+        subject.find_plugin(tmp_path / "third")
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "third"))
     with pytest.raises(lowkv.Error, match=r"LOWKV_PLUGIN=.*third: there is no file"):
-        subject.find_plugin(tmp_path)
+        subject.find_plugin()
 
 
-def test_the_command_is_asked_for_one_that_fits(tmp_path):
+def test_one_beside_the_command_is_taken(tmp_path):
     with pytest.raises(lowkv.Error, match=r"there is no libggml-lowkv\.so: install lowkv.s wheel"):
-        subject.find_plugin(tmp_path)
-    (tmp_path / "built.so").touch()
-    command(tmp_path, f'[ "$*" = "plugin --for {tmp_path}/llama_cpp" ] && echo building && echo {tmp_path}/built.so')
-    assert subject.find_plugin(tmp_path / "llama_cpp") == tmp_path / "built.so"
-    with pytest.raises(lowkv.Error, match=r"`.*lowkv plugin --for .*other` gave no library \(exit status 1\)"):
-        subject.find_plugin(tmp_path / "other")
-    command(tmp_path, "true")
-    with pytest.raises(lowkv.Error, match=r"gave no library \(exit status 0\)"):
-        subject.find_plugin(tmp_path)
-    command(tmp_path, "echo /nowhere/built.so")
-    wrong = r"what `.*lowkv plugin --for .*` printed: there is no file /nowhere/built\.so"
-    with pytest.raises(lowkv.Error, match=wrong):
-        subject.find_plugin(tmp_path)
+        subject.find_plugin()
+    (tmp_path / "bin/lowkv").touch(0o755)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libggml-lowkv.so").touch()
+    assert subject.find_plugin() == tmp_path / "lib/libggml-lowkv.so"

@@ -1,7 +1,6 @@
 #include "platform/command.h"
 
 #include <fcntl.h>
-#include <pwd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -170,16 +169,6 @@ std::filesystem::path ggml_of(const std::filesystem::path& program) {
     return listing.substr(path + 3, listing.find(" (", path) - path - 3);
 }
 
-const bool builds_plugins = true;
-
-std::vector<std::filesystem::path> configuration_files() {
-    std::filesystem::path folder = environment("XDG_CONFIG_HOME"), home = environment("HOME");
-    if (const passwd* user = home.empty() ? getpwuid(getuid()) : nullptr; user != nullptr)
-        home = user->pw_dir;
-    if (folder.empty() && !home.empty()) folder = home / ".config";
-    std::vector<std::filesystem::path> files = {"/etc/llama.cpp/config.ini"};
-    if (!folder.empty()) files.push_back(folder / "llama.cpp" / "config.ini");
-    return files;
-}
+const bool tries_ggml = true;
 
 }  // namespace lowkv::cli

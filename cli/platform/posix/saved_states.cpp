@@ -23,7 +23,7 @@ namespace lowkv::cli {
 
 #ifndef __linux__
 // A file that another program may write meanwhile is better left alone, and only Linux has leases.
-SparseFile give_zeros_back(const std::string& path) {
+void give_zeros_back(const std::string& path) {
     throw Failure(path +
                   " was left as it is: only on Linux can zeros be left out of a file safely");
 }
@@ -35,8 +35,6 @@ SlotFiles::~SlotFiles() = default;
 void SlotFiles::read() {}
 #else
 namespace {
-
-constexpr std::uint64_t disk_sector = 512;  // the unit of st_blocks
 
 [[noreturn]] void fail(const std::string& path, const std::string& why) {
     throw Failure(path + " was left as it is: " + why);
@@ -68,12 +66,6 @@ class Leased {
     int file_;
 };
 
-std::uint64_t on_disk(int file) {
-    struct stat found = {};
-    fstat(file, &found);
-    return static_cast<std::uint64_t>(found.st_blocks) * disk_sector;
-}
-
 std::int64_t changed_at(const std::string& path) {
     struct stat found = {};
     if (stat(path.c_str(), &found) != 0) return 0;
@@ -92,19 +84,16 @@ bool is_saved_state(const std::string& path) {
 
 }  // namespace
 
-SparseFile give_zeros_back(const std::string& path) {
+void give_zeros_back(const std::string& path) {
     const Leased leased(path);
     const int file = leased.file();
     struct stat found = {};
     if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) fail(path, "it is no file");
-    SparseFile result{static_cast<std::uint64_t>(found.st_size), on_disk(file), 0};
     const auto block = static_cast<std::size_t>(std::max<long>(found.st_blksize, 512));
     std::vector<char> bytes(256 * block);
     const std::vector<char> zeros(block, 0);
     for (off_t at = 0; at < found.st_size;) {
-        if (leased.is_wanted())
-            throw FileInUse(path +
-                            " was left half done: another program opens it; shrink it again");
+        if (leased.is_wanted()) throw FileInUse(path + " was left half done: a program opens it");
         const off_t data = lseek(file, at, SEEK_DATA);
         if (data < 0) break;  // a hole up to the end
         at = data / static_cast<off_t>(block) * static_cast<off_t>(block);
@@ -126,8 +115,6 @@ SparseFile give_zeros_back(const std::string& path) {
         }
         at += got;
     }
-    result.after = on_disk(file);
-    return result;
 }
 
 SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {

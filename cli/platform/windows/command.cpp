@@ -120,22 +120,9 @@ std::filesystem::path ggml_of(const std::filesystem::path& program) {
     return std::filesystem::exists(beside) ? beside : std::filesystem::path();
 }
 
-const bool builds_plugins = false;
+const bool tries_ggml = false;
 
-std::vector<std::filesystem::path> configuration_files() {
-    std::vector<std::filesystem::path> files;
-    for (const char* folder : {"PROGRAMDATA", "APPDATA"})
-        files.push_back(platform::path_of(environment(folder)) / "llama.cpp" / "config.ini");
-    return files;
-}
-
-SparseFile give_zeros_back(const std::string& path) {
-    throw Failure(path +
-                  " was left as it is: on Windows let the file system leave the zeros out, with "
-                  "`compact /c` for the file or its folder");
-}
-
-// The folder may be compressed, as above.
+// `compact /c` of the folder lets the file system leave zeros out.
 SlotFiles::SlotFiles(std::string folder) : folder_(std::move(folder)) {}
 
 SlotFiles::~SlotFiles() = default;

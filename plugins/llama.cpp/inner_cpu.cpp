@@ -1,4 +1,4 @@
-#include "delegate.h"
+#include "inner_cpu.h"
 
 #include "lowkv/error.h"
 
