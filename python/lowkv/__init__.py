@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from lowkv.cache import Cache
     from lowkv.generation import generate
     from lowkv.kivi import KiviCache
+    from lowkv.llama_cpp import plugin_path
     from lowkv.steps import restore
 
 __all__ = ["Cache", "Error", "KiviCache", "default_scheme", "dequantize_keys", "dequantize_values", "generate",
-           "presets", "quantize_keys", "quantize_values", "restore"]
+           "plugin_path", "presets", "quantize_keys", "quantize_values", "restore"]
 
 # What needs torch and transformers is imported when it is asked for: the kernel-level functions do without.
 _LAZY = {"Cache": "lowkv.cache", "KiviCache": "lowkv.kivi", "generate": "lowkv.generation",
-         "restore": "lowkv.steps"}
+         "plugin_path": "lowkv.llama_cpp", "restore": "lowkv.steps"}
 
 
 def __getattr__(name):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from lowkv._core import Error, default_scheme
 
-__all__ = ["active", "attach", "enable", "stats"]
+__all__ = ["active", "attach", "enable", "plugin_path", "stats"]
 
 _LIBRARY = "libggml-lowkv.so"
 _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU of ggml-backend.h
@@ -50,7 +50,7 @@ def enable(scheme: str = default_scheme, *, plugin: str | os.PathLike | None = N
     llama_cpp = _llama_cpp()
     host = llama_cpp.llama_cpp._lib
     _require_no_gpu(host)
-    path = find_plugin(plugin)
+    path = plugin_path(plugin)
     loaded = _open(path, host)
     os.environ["LOWKV_SCHEME"] = scheme
     if calibrations is not None:
@@ -73,7 +73,7 @@ def attach(scheme: str = "") -> None:
     embeddings are left as they are, as they keep no conversation. scheme: "" stands for LOWKV_SCHEME or the default."""
     enable(scheme or os.environ.get("LOWKV_SCHEME") or default_scheme)
     made = _llama_cpp().Llama
-    stock = made.__init__
+    stock = getattr(made.__init__, "stock", made.__init__)  # attached twice, it is still wrapped once
 
     @functools.wraps(stock)  # servers look at its arguments' names
     def make(self, *args, **arguments):
@@ -85,6 +85,7 @@ def attach(scheme: str = "") -> None:
             raise Error("the cache of this Llama is not packed; the plug-in's message is above. To go on with a cache "
                         "of f16, leave out LOWKV_LLAMA_CPP and lowkv.llama_cpp")
         self.reset()
+    make.stock = stock
     made.__init__ = make
 
 
@@ -109,8 +110,9 @@ def active() -> bool:
     return now["packed_layers"] > 0 and now.get("plain_layers", 0) == 0  # a plug-in may be older
 
 
-def find_plugin(plugin: str | os.PathLike | None = None) -> Path:
-    """The library to load into llama_cpp. Raises lowkv.Error."""
+def plugin_path(plugin: str | os.PathLike | None = None) -> Path:
+    """The plug-in for llama.cpp: what `plugin` names, or LOWKV_PLUGIN; else the one beside this package, or beside the
+    command `lowkv`. Other programs take it by GGML_BACKEND_PATH. Raises lowkv.Error."""
     for name, named in (("plugin", plugin), ("LOWKV_PLUGIN", os.environ.get("LOWKV_PLUGIN"))):
         if named:
             return _existing(Path(named), f"{name}={os.fspath(named)}")

@@ -221,6 +221,16 @@ def test_a_llama_whose_cache_cannot_be_packed_is_not_made():
     assert done.returncode == 1 and "the cache of this Llama is not packed" in done.stderr
 
 
+def test_attached_twice_a_llama_is_wrapped_once():
+    found = run("""
+        lowkv.llama_cpp.attach()
+        stock = llama_cpp.Llama.__init__.__wrapped__
+        lowkv.llama_cpp.attach("lowkv4")
+        say(once=llama_cpp.Llama.__init__.__wrapped__ is stock)
+    """)
+    assert found["once"]
+
+
 def test_its_server():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -46,20 +46,21 @@ def test_a_named_plugin_goes_first(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).touch()
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "second"))
-    assert subject.find_plugin(tmp_path / "first") == tmp_path / "first"
-    assert subject.find_plugin() == tmp_path / "second"
+    assert subject.plugin_path(tmp_path / "first") == tmp_path / "first"
+    assert subject.plugin_path() == tmp_path / "second"
+    assert lowkv.plugin_path() == tmp_path / "second"
     wrong = r"plugin=.*third: there is no file .*expected the plug-in, libggml-lowkv\.so"
     with pytest.raises(lowkv.Error, match=wrong):
-        subject.find_plugin(tmp_path / "third")
+        subject.plugin_path(tmp_path / "third")
     monkeypatch.setenv("LOWKV_PLUGIN", str(tmp_path / "third"))
     with pytest.raises(lowkv.Error, match=r"LOWKV_PLUGIN=.*third: there is no file"):
-        subject.find_plugin()
+        subject.plugin_path()
 
 
 def test_one_beside_the_command_is_taken(tmp_path):
     with pytest.raises(lowkv.Error, match=r"there is no libggml-lowkv\.so: install lowkv.s wheel"):
-        subject.find_plugin()
+        subject.plugin_path()
     (tmp_path / "bin/lowkv").touch(0o755)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/libggml-lowkv.so").touch()
-    assert subject.find_plugin() == tmp_path / "lib/libggml-lowkv.so"
+    assert subject.plugin_path() == tmp_path / "lib/libggml-lowkv.so"

@@ -111,6 +111,26 @@ def test_modules_with_hooks_of_accelerate(family, first):
     assert (model(TOKENS).logits - want).abs().max() < 1e-4
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma2"])
+def test_models_that_share_a_config(family):
+    model, stock = build(family)
+    lowkv.Cache.from_model(model)
+    other = type(stock)(model.config).eval()  # as from_config(model.config) makes it
+    other.load_state_dict(stock.state_dict())
+    want = stock(TOKENS).logits
+    assert (other(TOKENS).logits - want).abs().max() < 1e-4
+    for one in (other, model, other):
+        assert (one(TOKENS, **{CACHE: lowkv.Cache.from_model(one, "exact")}).logits - want).abs().max() < 1e-4
+    kept = lowkv.Cache.from_model(model, "exact")
+    lowkv.restore(other)  # both, as the config is one
+    assert (model(TOKENS).logits - want).abs().max() < 1e-4
+    with pytest.raises(lowkv.Error, match=r"After lowkv.restore\(\)"):
+        model(TOKENS, **{CACHE: kept})
+    again = lowkv.Cache.from_model(model, "exact")
+    assert (model(TOKENS, **{CACHE: again}).logits - want).abs().max() < 1e-4
+
+
 def test_a_cache_is_not_pickled():
     with pytest.raises(lowkv.Error, match=r"save\(\) writes it to a file"):
         pickle.dumps(lowkv.Cache.from_model(build("llama")[0]))

@@ -127,7 +127,7 @@ def test_plugin_is_named(command, bare, tmp_path):
 def test_the_package_in_the_environment(environment, bare, tmp_path):
     """It quantizes without torch, and finds the plug-in for llama-cpp-python."""
     script = ("import sys, numpy, lowkv, lowkv.llama_cpp as l; from pathlib import Path; "
-              "print(lowkv.__version__, l.find_plugin(), 'torch' in sys.modules)")
+              "print(lowkv.__version__, l.plugin_path(), 'torch' in sys.modules)")
     done = run(environment / "bin/python", "-c", script, TOOLS, bare=bare, home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1:] == [str((environment / "lib/lowkv/libggml-lowkv.so").resolve()), "False"]
