@@ -133,15 +133,16 @@ std::vector<std::vector<llama_token>> cut(const Model& model, const Options& opt
 // Calls f(i) for every layer on all threads, with a line of progress.
 void for_layers(std::size_t layers, const Options& options,
                 const std::function<void(std::size_t)>& f) {
-    Countdown countdown("solving layers:", layers);
+    Progress progress("solving layers:");
     std::mutex mutex;
+    std::size_t done = 0;
     std::exception_ptr failure;
     const auto executor = make_thread_executor(options.threads);
     executor->parallel_for(layers, [&](std::size_t i, unsigned) noexcept {
         try {
             f(i);
             const std::scoped_lock lock(mutex);
-            countdown.advance(1);
+            progress.show(++done, layers);
         } catch (...) {
             const std::scoped_lock lock(mutex);
             failure = std::current_exception();
@@ -185,9 +186,11 @@ std::vector<calibration::LayerSamples> read_samples(
     CaptureOptions capturing{.threads = options.threads};
     capturing.first_query = first_query(scheme);
     capturing.queries = all_queries / count;
-    Countdown countdown("reading the text:", windows.size() * windows.front().size());
-    return capture(model, windows, scheme, capturing,
-                   [&](std::size_t tokens) { countdown.advance(tokens); });
+    Progress progress("reading the text:");
+    std::size_t done = 0;
+    return capture(model, windows, scheme, capturing, [&](std::size_t tokens) {
+        progress.show(done += tokens, windows.size() * windows.front().size());
+    });
 }
 
 std::optional<calibration::FisherWeights> read_fisher(

@@ -20,10 +20,6 @@ OptionRule required() {
     return [](CLI::Option* option) { option->required(); };
 }
 
-OptionRule hidden() {
-    return [](CLI::Option* option) { option->group(""); };
-}
-
 OptionRule commas() {
     return [](CLI::Option* option) { option->delimiter(','); };
 }
@@ -40,10 +36,6 @@ template OptionRule range(int, int);
 template OptionRule range(std::uint64_t, std::uint64_t);
 template OptionRule range(float, float);
 template OptionRule range(double, double);
-
-OptionRule positive() {
-    return [](CLI::Option* option) { option->check(CLI::PositiveNumber); };
-}
 
 OptionRule one_of(const std::vector<std::string>& words) {
     return [words](CLI::Option* option) { option->check(CLI::IsMember(words)); };

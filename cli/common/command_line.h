@@ -23,14 +23,12 @@ using OptionRule = std::function<void(CLI::Option*)>;
 using OptionRules = std::initializer_list<OptionRule>;
 
 OptionRule required();
-OptionRule hidden();  // left out of the help
 OptionRule commas();  // several values in one word
 OptionRule excludes(CLI::Option* other);
 // From `least` to `most`; the type, one of int, std::uint64_t, float and double, is how the help
 // calls the value and how it is read.
 template <class Number>
 OptionRule range(Number least, Number most);
-OptionRule positive();
 OptionRule one_of(const std::vector<std::string>& words);
 // `fault` says what is wrong with a value, or nothing; `meaning` is shown in the help.
 OptionRule check(const std::function<std::string(const std::string&)>& fault,

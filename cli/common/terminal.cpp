@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -173,17 +172,6 @@ void Progress::show(std::uint64_t done, std::uint64_t total, const std::string& 
 void Progress::finish() {
     if (enabled_ && terminal_ && shown_) std::fputs("\r\x1b[K", stderr);
     shown_ = false;
-}
-
-void Countdown::advance(std::uint64_t by, const std::string& what) {
-    done_ = std::min(done_ + by, total_);
-    const double left =
-        watch_.seconds() * (static_cast<double>(total_) / static_cast<double>(done_) - 1);
-    const auto whole = static_cast<std::uint64_t>(std::lround(left));
-    const std::string rest = std::to_string(whole % 60);
-    progress_.show(done_, total_,
-                   (what.empty() ? "" : what + ", ") + std::to_string(whole / 60) + ":" +
-                       (rest.size() < 2 ? "0" : "") + rest + " left");
 }
 
 double median(std::vector<double> values) {

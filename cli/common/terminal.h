@@ -101,18 +101,6 @@ class Stopwatch {
     std::chrono::steady_clock::time_point start_;
 };
 
-// The progress of a known amount of work, with the time that is left.
-class Countdown {
-  public:
-    Countdown(const std::string& label, std::uint64_t total) : progress_(label), total_(total) {}
-    void advance(std::uint64_t by, const std::string& what = {});
-
-  private:
-    Progress progress_;
-    Stopwatch watch_;
-    std::uint64_t total_, done_ = 0;
-};
-
 double median(std::vector<double> values);
 
 constexpr std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) {

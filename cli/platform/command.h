@@ -30,9 +30,6 @@ int busy_processors();
 
 bool is_terminal(std::FILE* file);
 
-// From now on stdout gets what this process and its libraries write to stderr.
-void send_messages_to_stdout();
-
 // Whether this process may write a file, or make one in a folder.
 bool may_write(const std::filesystem::path& path);
 bool may_run(const std::filesystem::path& program);

@@ -99,16 +99,6 @@ void explain_quality(const std::string& name, bool filtered) {
     line("", "lowkv compare -m model.gguf -f text.txt --schemes \"exact," + argument + "\"");
 }
 
-// Bytes of one token of all layers, once packed.
-double packed_bytes(const Scheme& scheme, std::uint32_t layers, const Shape& shape) {
-    double sum = 0;
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
-        const Plan plan = neutral_plan(scheme.layer(layer), shape);
-        sum += static_cast<double>(plan.packed_bytes()) / plan.block_tokens();
-    }
-    return sum;
-}
-
 void explain(const std::string& text) {
     const Scheme scheme = parse_scheme(text);
     const std::string name = to_string(scheme);
@@ -137,22 +127,7 @@ void explain(const std::string& text) {
         table.add({std::to_string(head_dim), fixed(plan.key_bits(), 2), fixed(plan.value_bits(), 2),
                    fixed(plan.bits_per_element(), 2)});
     }
-    std::printf("%s\nA token of all layers, once packed:\n", table.text().c_str());
-    struct Example {
-        const char* name;
-        std::uint32_t layers;
-        Shape shape;
-    };
-    Table examples({"shape", "f16", "packed", "smaller", "32k tokens: f16", "packed"});
-    for (const Example& example :
-         {Example{"30 layers, 3 kv heads of 64 (SmolLM2-135M)", 30, {3, 64}},
-          Example{"32 layers, 8 kv heads of 128 (Llama-3-8B)", 32, {8, 128}}}) {
-        const double f16 = 4.0 * example.layers * example.shape.channels();
-        const double packed = packed_bytes(scheme, example.layers, example.shape);
-        examples.add({example.name, bytes(f16), bytes(packed), fixed(f16 / packed, 2) + "x",
-                      bytes(f16 * 32768), bytes(packed * 32768)});
-    }
-    std::printf("%s", examples.text().c_str());
+    show(table.text() + "\nlowkv plan says what that makes of a model's cache.\n");
 }
 
 std::string figures(bool all) {

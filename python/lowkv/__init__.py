@@ -4,15 +4,8 @@
 
 from typing import TYPE_CHECKING
 
-from lowkv._core import (
-    Error,
-    default_scheme,
-    dequantize_keys,
-    dequantize_values,
-    presets,
-    quantize_keys,
-    quantize_values,
-)
+from lowkv._core import Error, default_scheme, presets
+from lowkv.quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
 
 if TYPE_CHECKING:
     from lowkv.cache import Cache

@@ -19,8 +19,6 @@ void bind_store(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 // A layer in pages of a host's memory.
 void bind_paged(nanobind::module_& m);
-// quantize_keys() and its kin: KIVI's 2-bit arithmetic on plain tensors.
-void bind_quantize(nanobind::module_& m);
 
 // As lowkv::device_by_name() (devices/names.h), but for CUDA's devices, which are of the package
 // lowkv-cuda: throws Error(unsupported) without it.

@@ -19,5 +19,4 @@ NB_MODULE(_core, m) {
     lowkv::python::bind_store(m);
     lowkv::python::bind_batch(m);
     lowkv::python::bind_paged(m);
-    lowkv::python::bind_quantize(m);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <vector>
 
 #include "lowkv/quantizer.h"
 
@@ -36,49 +38,33 @@ constexpr std::uint32_t number_of(const std::array<std::uint8_t, 4>& bits) {
 constexpr std::uint32_t digit(std::uint32_t number, unsigned quarter) {
     return number >> (12 - 4 * quarter) & 15;
 }
+constexpr std::uint32_t first_quarters = 0x2000, last_quarters = 0x5555, shown_quarters = 0x4211;
 // The first digit is 5, 4, 3 or 2, the others are not above the one before.
 constexpr bool is_quarters(std::uint32_t number) {
     bool legal = digit(number, 0) >= 2 && digit(number, 0) <= 5;
     for (unsigned q = 1; q < 4; ++q) legal = legal && digit(number, q) <= digit(number, q - 1);
     return legal;
 }
-constexpr std::uint32_t first_quarters = 0x2000, last_quarters = 0x5555;
-constexpr std::size_t quarters_count = [] {
-    std::size_t count = 0;
-    for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) count += is_quarters(n) ? 1 : 0;
-    return count;
-}();
-struct QuartersWord {
-    char letters[4];
-    std::uint32_t number;
-};
-constexpr std::array<QuartersWord, quarters_count> quarters_words = [] {
-    std::array<QuartersWord, quarters_count> words{};
-    std::size_t next = 0;
-    for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) {
-        if (!is_quarters(n)) continue;
-        for (unsigned q = 0; q < 4; ++q)
-            words[next].letters[q] = static_cast<char>('0' + digit(n, q));
-        words[next++].number = n;
-    }
-    return words;
-}();
-constexpr std::uint32_t shown_quarters = 0x4211;
-constexpr auto bits_choices = [] {
-    constexpr std::array widths = choices_of(width_table);
-    std::array<Choice, widths.size() + quarters_count> choices;
-    for (std::size_t i = 0; i < widths.size(); ++i) choices[i] = widths[i];
-    for (std::size_t i = 0; i < quarters_count; ++i) {
-        const QuartersWord& word = quarters_words[i];
-        choices[widths.size() + i] = {
-            {word.letters, 4},
-            word.number,
-            "sorted: 4 bits for the first quarter of the channels, 2 for the second, and so on: "
-            "four digits from 5 to 0, the first above 1, none above the one before",
-            word.number == shown_quarters};
-    }
-    return choices;
-}();
+std::span<const Choice> bits_choices() {
+    // Never destroyed: hosts print schemes while they end.
+    static auto& words = *new std::deque<std::string>;
+    static const auto& all = *[] {
+        constexpr std::array widths = choices_of(width_table);
+        auto& choices = *new std::vector<Choice>(widths.begin(), widths.end());
+        for (std::uint32_t n = first_quarters; n <= last_quarters; ++n) {
+            if (!is_quarters(n)) continue;
+            std::string& word = words.emplace_back();
+            for (unsigned q = 0; q < 4; ++q) word += static_cast<char>('0' + digit(n, q));
+            choices.push_back(
+                {word, n,
+                 "sorted: 4 bits for the first quarter of the channels, 2 for the second, and so "
+                 "on: four digits from 5 to 0, the first above 1, none above the one before",
+                 n == shown_quarters});
+        }
+        return &choices;
+    }();
+    return all;
+}
 constexpr std::uint32_t bits_of(const Codec& codec) {
     const std::uint32_t quarters = number_of(codec.quarter_bits);
     return quarters != 0 ? quarters : value_of(codec.width);
@@ -153,45 +139,6 @@ constexpr std::array metadata_choices{
     Choice{"e5m3", value_of(Metadata::fp8_e5m3),
            "normal and trellis: 8-bit norms over f16's range, and nothing beside them"}};
 
-constexpr std::array fields{
-    CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
-               [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
-    CodecField{"number of bits", bits_choices, false, bits_of, set_bits},
-    CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
-               [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
-    CodecField{"order of channels", order_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.reordered}; },
-               [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
-    CodecField{"kind of levels", levels_choices, true,
-               [](const Codec& c) { return value_of(c.levels); },
-               [](Codec& c, std::uint32_t v) { c.levels = static_cast<Levels>(v); }},
-    CodecField{"rotation", rotation_choices, true,
-               [](const Codec& c) { return value_of(c.rotation); },
-               [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
-    CodecField{"centring", centre_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.centred}; },
-               [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
-    CodecField{"fit of the scale", fit_choices, true,
-               [](const Codec& c) { return value_of(c.fit); },
-               [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
-    CodecField{"clip", clip_choices, true, [](const Codec& c) { return value_of(c.clip); },
-               [](Codec& c, std::uint32_t v) { c.clip = static_cast<Clip>(v); }},
-    CodecField{"share of outliers", outlier_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.outliers}; },
-               [](Codec& c, std::uint32_t v) { c.outliers = static_cast<std::uint8_t>(v); }},
-    CodecField{"exact rows", rows_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.exact_rows}; },
-               [](Codec& c, std::uint32_t v) { c.exact_rows = static_cast<std::uint8_t>(v); }},
-    CodecField{"weight of channels", weight_choices, true,
-               [](const Codec& c) { return std::uint32_t{c.weighted}; },
-               [](Codec& c, std::uint32_t v) { c.weighted = v != 0; }},
-    CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
-               [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
-    CodecField{"metadata type", metadata_choices, true,
-               [](const Codec& c) { return value_of(c.metadata); },
-               [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},
-};
-
 constexpr std::array codecs{
     CodecOption{"k", "key codec", Part::keys, &LayerScheme::key, "how keys are stored once packed"},
     CodecOption{"v", "value codec", Part::values, &LayerScheme::value,
@@ -237,7 +184,47 @@ void append_to_list(std::string& list, std::string_view word) {
 
 }  // namespace
 
-std::span<const CodecField> codec_fields() noexcept { return fields; }
+std::span<const CodecField> codec_fields() noexcept {
+    static const std::array fields{
+        CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
+                   [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
+        CodecField{"number of bits", bits_choices(), false, bits_of, set_bits},
+        CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
+                   [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
+        CodecField{"order of channels", order_choices, true,
+                   [](const Codec& c) { return std::uint32_t{c.reordered}; },
+                   [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
+        CodecField{"kind of levels", levels_choices, true,
+                   [](const Codec& c) { return value_of(c.levels); },
+                   [](Codec& c, std::uint32_t v) { c.levels = static_cast<Levels>(v); }},
+        CodecField{"rotation", rotation_choices, true,
+                   [](const Codec& c) { return value_of(c.rotation); },
+                   [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
+        CodecField{"centring", centre_choices, true,
+                   [](const Codec& c) { return std::uint32_t{c.centred}; },
+                   [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
+        CodecField{"fit of the scale", fit_choices, true,
+                   [](const Codec& c) { return value_of(c.fit); },
+                   [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
+        CodecField{"clip", clip_choices, true, [](const Codec& c) { return value_of(c.clip); },
+                   [](Codec& c, std::uint32_t v) { c.clip = static_cast<Clip>(v); }},
+        CodecField{"share of outliers", outlier_choices, true,
+                   [](const Codec& c) { return std::uint32_t{c.outliers}; },
+                   [](Codec& c, std::uint32_t v) { c.outliers = static_cast<std::uint8_t>(v); }},
+        CodecField{"exact rows", rows_choices, true,
+                   [](const Codec& c) { return std::uint32_t{c.exact_rows}; },
+                   [](Codec& c, std::uint32_t v) { c.exact_rows = static_cast<std::uint8_t>(v); }},
+        CodecField{"weight of channels", weight_choices, true,
+                   [](const Codec& c) { return std::uint32_t{c.weighted}; },
+                   [](Codec& c, std::uint32_t v) { c.weighted = v != 0; }},
+        CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
+                   [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
+        CodecField{"metadata type", metadata_choices, true,
+                   [](const Codec& c) { return value_of(c.metadata); },
+                   [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},
+    };
+    return fields;
+}
 std::span<const CodecOption> codec_options() noexcept { return codecs; }
 std::span<const RetentionField> retention_fields() noexcept { return numbers; }
 std::span<const Choice> filter_choices() noexcept { return filters; }

@@ -292,11 +292,11 @@ def test_what_a_configuration_file_keeps_away_is_said(tmp_path):
     file = tmp_path / "llama.cpp/config.ini"
     file.parent.mkdir()
     words = ("run", "--", COMPLETION, "-m", MODEL, *ASK)
-    for text, why in (("cache-type-k = q8_0", "CAUSE"),
+    for text, why in (("cache-type-k = q8_0", "its cache type is not f16"),
                       ("[default]\nkv-offload = off", "the KV cache is in CPU memory")):
         file.write_text(text + "\n")
         run = lowkv(*words, XDG_CONFIG_HOME=str(tmp_path))
-        assert run.code == 1 and why in said(run), run.both
+        assert run.code == 1 and why in run.both, run.both
 
 
 def tools_of_the_source():

@@ -148,8 +148,6 @@ std::size_t available_memory() {
 
 bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
 
-void send_messages_to_stdout() { dup2(STDOUT_FILENO, STDERR_FILENO); }
-
 bool may_write(const std::filesystem::path& path) {
     return access(path.c_str(), std::filesystem::is_directory(path) ? W_OK | X_OK : W_OK) == 0;
 }

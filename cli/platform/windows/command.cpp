@@ -99,8 +99,6 @@ std::size_t available_memory() { return memory_status().ullAvailPhys; }
 
 bool is_terminal(std::FILE* file) { return _isatty(_fileno(file)) != 0; }
 
-void send_messages_to_stdout() { _dup2(_fileno(stdout), _fileno(stderr)); }
-
 bool may_write(const std::filesystem::path& path) {
     constexpr int write = 2;
     return _waccess(path.c_str(), write) == 0;
