@@ -208,6 +208,11 @@ test-dist: dist ## what `make dist` made, in an empty environment, and in a root
 	@$(SETUP) llama
 	LOWKV_DIST="$(CURDIR)/dist" "$(call dep,LOWKV_PYTHON)" -m pytest tests/release $(PYTEST_ARGS)
 
+.PHONY: test-deploy
+test-deploy: ## deploy/ by the schemas of compose files and Kubernetes, and by Grafana's types
+	@$(SETUP) venv-deploy
+	"$(call dep,LOWKV_DEPLOY_PYTHON)" -m pytest tests/deploy $(PYTEST_ARGS)
+
 .PHONY: docs
 docs: package ## the API reference of the Python package, in build/docs
 	@$(SETUP) api-docs

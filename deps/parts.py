@@ -278,6 +278,7 @@ PARTS = {part.name: part for part in (
     Bible(),
     Dialogue(),
     Venv("venv-lint", "clang-format, clang-tidy and ruff", "LOWKV_LINT_PYTHON"),
+    Venv("venv-deploy", "the schemas of compose files, Kubernetes and Grafana", "LOWKV_DEPLOY_PYTHON"),
     Venv("venv-llama-server-tests", "what llama.cpp's own server tests import",
          "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),
     Venv("venv-transformers", "PyTorch and transformers, CPU only, and what builds the Python package",

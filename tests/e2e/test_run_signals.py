@@ -64,6 +64,10 @@ def served(tmp_path, model, *before, terminal=None):
             process.wait()
 
 
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def assert_ended_once(process, log):
     assert process.wait(30) == 0, log.read_text()[-3000:]
     assert "second interrupt" not in log.read_text()
@@ -269,3 +273,20 @@ def test_a_script_in_the_foreground_keeps_its_keys(shell, tmp_path):
     time.sleep(1)
     shell.type("\x03")
     shell.wait_for("stopped by a key")
+
+
+def test_as_process_1_of_a_container(tmp_path, tiny):
+    alone = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    with served(tmp_path, tiny, *alone) as (process, log):
+        [first] = children(process.pid)
+        [server] = children(first)
+        subprocess.run(["nsenter", "--target", str(first), "--pid", "sh", "-c", "sleep 1 &"], check=True)
+        assert len(children(first)) == 2  # its parent has ended
+        end = time.monotonic() + 30
+        while children(first) != [server]:
+            assert time.monotonic() < end, "it is left as a zombie"
+            time.sleep(0.1)
+        os.kill(first, signal.SIGTERM)
+        assert_ended_once(process, log)

@@ -111,6 +111,16 @@ std::array<int, 2> make_pipe() {
 // children end, and a failed one would count as a success. To call before fork().
 void keep_children() { std::signal(SIGCHLD, SIG_DFL); }
 
+// Process 1 of a container becomes the parent of all whose own have ended.
+void take_orphans(pid_t child) {
+    siginfo_t ended{};
+    while (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
+           ended.si_pid != child) {
+        waitpid(ended.si_pid, nullptr, WNOHANG);
+        ended = {};
+    }
+}
+
 }  // namespace
 
 int execute(std::vector<std::string> words) {
@@ -122,6 +132,7 @@ int execute(std::vector<std::string> words) {
 }
 
 pid_t wait_for(pid_t child, int& status, int options) {
+    if (getpid() == 1) take_orphans(child);
     pid_t ended = 0;
     do {
         ended = waitpid(child, &status, options);
