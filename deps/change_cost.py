@@ -11,6 +11,7 @@ once in `file`; `[[new]]` makes a `file` of `text`, or of the text of another (`
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,7 @@ def main():
     options.logs.mkdir(parents=True, exist_ok=True)
     paths = [CHANGES / f"{name}.toml" for name in options.names] or sorted(CHANGES.glob("*.toml"))
     bad = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a lane's time is up: the scratch copy goes all the same
     # Beside the logs, so that a ccache that knows this tree knows the copy.
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=options.logs) as folder:
         tree = Path(folder) / "tree"
