@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -106,6 +107,33 @@ TEST_CASE("what can't be packed from there is refused, and nothing changes") {
     CHECK_THROWS_WITH_AS(tables.to.write({&far, 1}, none, none),
                          "cell 2147483648 is out of range: a sequence has cells 0 to 2147483647",
                          Error);
+}
+
+TEST_CASE("rows come from blocks of another length as well, and their codes are the same") {
+    cache_test::Rng rng(6);
+    for (const char* scheme : {"lowkv2.8", "turboquant2", "k=token-2-head-normal-mean,v=exact"}) {
+        const auto store = lowkv::test::make_store();
+        Blocks longer(store, ladder_of({"lowkv4"})), shorter(store, ladder_of({"int8"}));
+        Blocks to(store, ladder_of({scheme}));
+        const std::uint32_t n = to.plan().block_tokens();
+        const auto rows = cache_test::random_rows(rng, 2 * 128, shape.channels());
+        write(longer, rows, rows);
+        write(shorter, rows, rows);
+        std::vector<std::vector<std::uint32_t>> orders{range(0, n), range(70, n), range(3, n)};
+        std::ranges::reverse(orders[1]);
+        for (const std::uint32_t t : {0u, 1u, 9u, n - 1}) orders[2][t] = Blocks::no_cell;
+        for (const auto& cells : orders) {
+            std::vector<std::vector<std::byte>> bytes;
+            for (const Blocks* from : {&longer, &shorter}) {
+                Blocks::pack({{&to, 0, Blocks::no_cell, nullptr, cells}},
+                             {.rung = 1, .rows = from});
+                bytes.emplace_back(to.plan().packed_bytes());
+                to.device().copy_out(bytes.back().data(), to.view(0).keys, bytes.back().size());
+                to.device().finish();
+            }
+            CHECK(bytes[0] == bytes[1]);
+        }
+    }
 }
 
 TEST_CASE("codes that have no place are refused, and nothing changes") {

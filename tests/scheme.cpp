@@ -55,6 +55,7 @@ class Random {
         if (below(2)) result.retention.window = below((1u << 20) + 1);
         if (below(2)) result.retention.sinks = below(65537);
         if (below(2)) result.retention.flush = 32 * below((1u << 15) + 1);
+        if (below(2)) result.retention.young = below((1u << 20) + 1);
         if (below(2)) {
             result.retention.filter = one_of({Filter::heavy, Filter::random});
             result.retention.keep = below(50);
@@ -182,7 +183,7 @@ TEST_CASE("errors name the word, its position and the legal values") {
     check_error("kivi2,exact", {"\"exact\"", "position 7 ", "preset comes first"});
     check_error("kivi2,windows=3",
                 {"\"windows\"", "position 7 ",
-                 "k=, v=, window=, sinks=, flush=, keep=, evict=, filter=, layer.N="});
+                 "k=, v=, window=, sinks=, flush=, young=, keep=, evict=, filter=, layer.N="});
     check_error("kivi2,window=1,window=2", {"position 16 ", "given twice"});
     check_error("kivi2,window=many", {"\"many\"", "position 14 ", "a number from 0 to 1048576"});
     check_error("kivi2,window=1048577", {"a number from 0 to 1048576"});
@@ -356,6 +357,7 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
         {Host::sequence, filter,
          "are not served in a Sequence (use a FilteredSequence); leave that out, or take another"},
         {Host::sequence, "kvquant3,flush=64", ""},
+        {Host::sequence, "lowkv2.8,young=32", "young= is not served in a Sequence"},
         {Host::pages, filter, "filter="},
         {Host::pages, "kivi2,flush=64", "flush= is not served in a PagedLayer; leave that out, or"},
         {Host::pages, "kvquant3", "keys before RoPE"},
@@ -366,9 +368,12 @@ TEST_CASE("each host refuses the words that it can't serve, and says what to do 
         {Host::model_cache, "kivi2,flush=64", ""},
         {Host::llama_cpp, filter, "filter=, keep= and evict= are not served in llama.cpp"},
         {Host::llama_cpp, "kvquant3,flush=64", ""},
+        {Host::llama_cpp, "lowkv2.8,young=32", ""},
+        {Host::llama_cpp, "lowkv2.8,layer.0=kvquant3,young=32", "young= with keys before RoPE"},
         {Host::python, filter, "filter="},
         {Host::python, "lowkv2.8,layer.0=kvquant3", "a token's row of all heads"},
         {Host::python, "kivi2,flush=64", ""},
+        {Host::python, "lowkv2.8,young=32", "young= is not served in Python"},
         {Host::vllm, "kivi2,flush=64", "flush= is not served in vLLM"},
         {Host::vllm, "skvq-k2v2", "a token's row of all heads"},
         {Host::lmcache, "kivi2,flush=64", "flush= is not served in LMCache's chunks"},

@@ -177,9 +177,9 @@ class Blocks {
         // before it among those packed, or else of the table's last packed one.
         std::uint32_t stats_from = newest;
         QueryEnergy* queries = nullptr;  // that weigh statistics of its own
-        // Not empty: where its rows are, token by token, in another table's exact blocks, which
-        // stay as they are. no_cell: missing; it repeats the token before it (the first one there
-        // is), so that ranges and means don't notice it; its row must be masked.
+        // Not empty: where its rows are, token by token, in another table's exact blocks of any
+        // length, which stay as they are. no_cell: missing; it repeats the token before it (the
+        // first there is), so that ranges and means don't notice it; its row must be masked.
         std::span<const std::uint32_t> cells = {};
     };
     static constexpr std::uint32_t newest = 0xFFFFFFFE;
@@ -253,7 +253,9 @@ class Blocks {
     void note_written(Part part, const Run& run) noexcept;
     bool waits_for_values(std::uint32_t slot) const noexcept;
     const std::byte* statistics(std::uint8_t rung) const noexcept;
-    bool gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept;
+    void gather(std::span<const std::uint32_t> cells, const Plan& as, std::byte* to) const;
+    void convert(std::span<const std::uint32_t> cells, std::uint32_t first, const Plan& as,
+                 std::byte* to) const;
     static void pack_values(std::span<const Packing> places, const How& how, Executor& executor);
     // A rollback needs the slot as it is.
     bool guarded(std::uint32_t slot) const noexcept;

@@ -3,7 +3,7 @@
 // overrides. It has a text form both ways: parse_scheme(to_string(s)) == s.
 //
 //   scheme  := preset ("," option)*  |  option ("," option)*
-//   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N
+//   option  := "k=" codec | "v=" codec | "window=" N | "sinks=" N | "flush=" N | "young=" N
 //            | "filter=" ("none" | "heavy" | "random") | "keep=" P "%" | "evict=" P "%"
 //            | "layer." A ["-" B] "=" (preset | codec "/" codec)
 //   codec   := "exact" | axis "-" bits "-" group ("-" word)*
@@ -179,6 +179,9 @@ struct Retention {
     std::uint32_t sinks = 5;     // first tokens kept exact
     // 0: blocks leave the window one by one. N: they leave N tokens at a time (KIVI's sawtooth).
     std::uint32_t flush = 0;
+    // 0: the whole window is exact, and sinks are with their block. N: the newest N tokens and the
+    // sinks alone are; what is older waits in 4 bits until it is packed.
+    std::uint32_t young = 0;
     // Of the tokens that leave the window, the percentage that the filter keeps exact, and the
     // percentage that it drops. The rest is packed. At most 100 together; 0 without a filter.
     Filter filter = Filter::none;

@@ -74,8 +74,10 @@ CacheBuffer::~CacheBuffer() {
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     const Scheme& scheme = setting_->scheme;
     const bool packs = scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
+    const std::uint32_t block = largest_block(scheme);
+    const std::uint32_t rows = scheme.retention.young > 0 ? block_tokens(LayerScheme{}) : block;
     while (trackers_.size() < streams)
-        trackers_.emplace_back(cells, largest_block(scheme), scheme.retention, packs);
+        trackers_.emplace_back(cells, block, rows, scheme.retention, packs);
 }
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {

@@ -52,6 +52,9 @@ BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels) {
     return sizes;
 }
 
+// Of the shortest block of unquantized rows.
+const std::uint32_t least_block = block_tokens(LayerScheme{});
+
 // Measured once: a plan of a random rotation (-qr) takes a tenth of a second.
 BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
     struct Known {
@@ -85,11 +88,16 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     std::size_t unit = block_tokens(scheme.base);
     for (const LayerOverride& its : scheme.overrides)
         unit = std::max<std::size_t>(unit, block_tokens(its.scheme));
+    Retention retention = scheme.retention;
+    const auto sink_block = retention.young > 0 ? least_block : static_cast<std::uint32_t>(unit);
+    const std::size_t sinks = conversations * whole_sinks(retention, sink_block).sinks;
+    retention.sinks = 0;
     const MostBlocks most =
-        most_blocks(scheme.retention, static_cast<std::uint32_t>(unit), conversations, cells);
-    const std::size_t exact = std::min<std::size_t>(most.unquantized, (cells + unit - 1) / unit);
-    return unit / block_tokens(codecs) *
-           ((most.unquantized + most.packed) * packed + (exact + open) * sizes.exact);
+        most_blocks(retention, static_cast<std::uint32_t>(unit), conversations, cells);
+    const std::size_t rows =
+        std::min(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) + open * unit;
+    return unit / block_tokens(codecs) * (most.unquantized + most.packed) * packed +
+           rows * sizes.exact / block_tokens(codecs);
 }
 
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {

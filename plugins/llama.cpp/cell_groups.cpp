@@ -1,6 +1,7 @@
 #include "cell_groups.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace lowkv::ggml {
@@ -16,16 +17,19 @@ void make_room(std::vector<std::uint32_t>& list, std::size_t size) {
 
 }  // namespace
 
-CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t first_ranks)
+CellGroups::CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
+                       std::uint32_t first_ranks, std::uint32_t sinks)
     : block_(block),
+      row_block_(row_block),
+      first_ranks_(first_ranks),
+      sinks_(sinks),
       state_(cells, State::empty),
       group_(cells, no_cell),
       slot_(cells, 0),
       row_(cells, no_cell),
       row_cells_(std::size_t{(cells + block - 1) / block} * block, no_cell),
-      exact_rows_((cells + block - 1) / block, 0),
-      owner_((cells + block - 1) / block, 0),
-      first_ranks_(first_ranks) {}
+      exact_rows_(row_cells_.size() / row_block, 0),
+      owner_((cells + block - 1) / block, 0) {}
 
 void CellGroups::clear() noexcept {
     std::fill(state_.begin(), state_.end(), State::empty);
@@ -85,8 +89,9 @@ void CellGroups::leave_row(std::uint32_t cell) noexcept {
     if (row == no_cell || row_cells_[row] != cell) return;
     row_cells_[row] = no_cell;
     ++arrangement_;
-    if (--exact_rows_[row / block_] > 0) return;
+    if (--exact_rows_[row / row_block_] > 0) return;
     ++version_;
+    if (rows_in(row / block_) > 0) return;
     owner_[row / block_] = 0;
     if (open_ == row / block_) open_ = no_cell;
 }
@@ -96,21 +101,28 @@ void CellGroups::place(std::uint32_t cell) noexcept {
     const std::uint32_t row = free_row(cell);
     row_[cell] = row;
     row_cells_[row] = cell;
-    ++exact_rows_[row / block_];
+    ++exact_rows_[row / row_block_];
     ++arrangement_;
+}
+
+std::uint32_t CellGroups::rows_in(std::uint32_t area) const noexcept {
+    const std::uint32_t blocks = block_ / row_block_;
+    const auto first = exact_rows_.begin() + std::ptrdiff_t{area} * blocks;
+    return std::accumulate(first, first + blocks, 0u);
 }
 
 // There are as many rows as cells.
 std::uint32_t CellGroups::free_row(std::uint32_t cell) noexcept {
-    const auto empty = [&] {
-        const auto found = std::ranges::find(exact_rows_, 0u);
-        return found == exact_rows_.end() ? no_cell
-                                          : static_cast<std::uint32_t>(found - exact_rows_.begin());
+    const auto area_below = [&](std::uint32_t rows) {
+        for (std::uint32_t area = 0; area < owner_.size(); ++area)
+            if (rows_in(area) < rows) return area;
+        return no_cell;
     };
-    if (const std::uint32_t number = group_[cell]; number != no_cell) {
+    const std::uint32_t number = group_[cell];
+    if (number != no_cell && !(list_[number].sinks && sinks_ % block_ > 0)) {
         CellGroup& group = list_[number];
         if (!has_rows(group)) {
-            group.rows = empty();
+            group.rows = area_below(1);
             if (group.rows != no_cell) owner_[group.rows] = group.id;
         }
         if (group.rows != no_cell) {
@@ -118,20 +130,18 @@ std::uint32_t CellGroups::free_row(std::uint32_t cell) noexcept {
             if (row_cells_[row] == no_cell) return row;
         }
     }
-    if (open_ == no_cell || exact_rows_[open_] == block_) open_ = empty();
-    if (open_ == no_cell)
-        open_ = static_cast<std::uint32_t>(
-            std::ranges::find_if(exact_rows_, [&](auto rows) { return rows < block_; }) -
-            exact_rows_.begin());
-    const auto cells = row_cells(open_);
-    return open_ * block_ +
-           static_cast<std::uint32_t>(std::ranges::find(cells, no_cell) - cells.begin());
+    if (open_ == no_cell || rows_in(open_) == block_) open_ = area_below(1);
+    if (open_ == no_cell) open_ = area_below(block_);
+    const auto first = row_cells_.begin() + std::ptrdiff_t{open_} * block_;
+    return static_cast<std::uint32_t>(std::find(first, row_cells_.end(), no_cell) -
+                                      row_cells_.begin());
 }
 
 bool CellGroups::has_room(std::uint32_t group, std::uint32_t rank) const noexcept {
     const CellGroup& g = list_[group];
     const std::uint32_t slot = (rank - 1) % block_;
-    return g.unit == no_cell && g.first_rank == rank - slot && g.cells[slot] == no_cell;
+    return g.unit == no_cell && g.sinks == (rank <= sinks_) && g.first_rank == rank - slot &&
+           g.cells[slot] == no_cell;
 }
 
 void CellGroups::join(std::uint32_t cell, std::uint32_t rank, std::uint32_t parent,
@@ -173,7 +183,8 @@ bool CellGroups::has_history(std::uint32_t history) const noexcept {
 // Whether a new group that continues `before` leaves its history.
 bool CellGroups::branches(const CellGroup& group, std::uint32_t number) const noexcept {
     const CellGroup& its = list_[number];
-    if (group.first_rank <= its.first_rank) return true;  // the rest of `its` is another's
+    // The rest of `its` is another's.
+    if (group.first_rank <= its.first_rank && group.sinks == its.sinks) return true;
     if (group.first_rank + most_taken_back <= histories_[its.history].top_rank) return true;
     return std::ranges::any_of(list_, [&](const CellGroup& other) {
         return other.live > 0 && other.before == number && other.before_id == its.id;
@@ -193,6 +204,7 @@ std::uint32_t CellGroups::put(std::uint32_t cell, std::uint32_t rank, std::uint3
         group = free_groups_.back();
         free_groups_.pop_back();
         CellGroup fresh{.cells = std::move(none), .first_rank = rank - slot, .id = ++ids_};
+        fresh.sinks = rank <= sinks_;
         if (before != no_cell) {
             fresh.before = before;
             fresh.before_id = list_[before].id;

@@ -11,11 +11,15 @@
 // by more than a few tokens: a prompt that shares a prefix with an earlier one goes on by itself,
 // while draft tokens that were rejected change nothing.
 //
-// Exact rows lie by group, too: each has a block of the exact area for its rows, so that a block is
-// free as soon as one conversation is done with it. Rows whose group is not known when they are
-// written, and those for which no block is left, lie where there is room; the exact area is never
-// larger than llama.cpp's. A group that is packed gets a unit: `block` consecutive rows of the
-// packed area. A row whose cell is written again is dead; a unit without live rows is free.
+// A conversation's sinks are groups of their own, which are not packed while it lives. Where they
+// end within a block, the rest of it is packed without them.
+//
+// Exact rows lie by group, too: each has an area of `block` exact rows, so that its memory is free
+// as soon as one conversation is done with it. Sinks that fill no block, rows whose group is not
+// known when they are written, and those for which no area is left lie where there is room; there
+// are never more exact rows than llama.cpp has cells. Layers take memory for an area by blocks of
+// `row_block` rows. A group that is packed gets a unit: `block` consecutive rows of the packed
+// area. A row whose cell is written again is dead; a unit without live rows is free.
 
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +44,7 @@ struct CellGroup {
     std::uint32_t first_rank = 0;      // of slot 0
     std::uint32_t live = 0;            // 0: this group is free
     std::uint32_t unit = no_cell;      // no_cell: exact
-    std::uint32_t rows = no_cell;      // its exact block, as long as has_rows()
+    std::uint32_t rows = no_cell;      // its area of exact rows, as long as has_rows()
     std::uint32_t history = 0;         // groups that continue each other have the same
     std::uint64_t id = 0;              // no other group has had it
     std::uint32_t before = no_cell;    // the group that it continues, while that has `before_id`
@@ -48,14 +52,17 @@ struct CellGroup {
     std::uint64_t last_write = 0;  // in rows written to the stream
     std::uint64_t last_seen = 0;   // by a sequence's newest token; at least last_write
     bool passed = false;           // a sequence's window begins after this group
+    bool sinks = false;            // of sinks alone
 };
 
 class CellGroups {
   public:
     // `first_ranks`: those without which a conversation has ended; at least one.
-    CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t first_ranks);
+    CellGroups(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
+               std::uint32_t first_ranks, std::uint32_t sinks);
 
     std::uint32_t block() const noexcept { return block_; }
+    std::uint32_t row_block() const noexcept { return row_block_; }
     std::uint32_t cells() const noexcept { return static_cast<std::uint32_t>(group_.size()); }
     void clear() noexcept;
     void keep_room();  // after a copy
@@ -109,7 +116,7 @@ class CellGroups {
     // history since that token was last seen: it is gone. (A sliding window leaves its first tokens
     // behind as well, but goes on seeing others.)
     bool has_ended(const CellGroup& group) const noexcept;
-    // Whether a block of the exact area is kept for the group's rows.
+    // Whether an area is kept for the group's exact rows.
     bool has_rows(const CellGroup& group) const noexcept {
         return group.rows != no_cell && owner_[group.rows] == group.id;
     }
@@ -117,7 +124,7 @@ class CellGroups {
     std::span<const std::uint32_t> exact_rows() const noexcept { return exact_rows_; }
     // The cells of such a block's rows; no_cell: none.
     std::span<const std::uint32_t> row_cells(std::uint32_t exact_block) const noexcept {
-        return std::span(row_cells_).subspan(std::size_t{exact_block} * block_, block_);
+        return std::span(row_cells_).subspan(std::size_t{exact_block} * row_block_, row_block_);
     }
     // Counts the changes that layers follow.
     std::uint64_t version() const noexcept { return version_; }
@@ -132,15 +139,15 @@ class CellGroups {
   private:
     enum class State : std::uint8_t { empty, exact, packed };
 
-    std::uint32_t block_;
+    std::uint32_t block_, row_block_, first_ranks_, sinks_;
     std::vector<State> state_;               // per cell
     std::vector<std::uint32_t> group_;       // per cell; no_cell: none
     std::vector<std::uint8_t> slot_;         // per cell: in its group
     std::vector<std::uint32_t> row_;         // per cell
     std::vector<std::uint32_t> row_cells_;   // per exact row
     std::vector<std::uint32_t> exact_rows_;  // per exact block
-    std::vector<std::uint64_t> owner_;       // per exact block: the group's id; 0: none
-    std::uint32_t open_ = no_cell;           // the block for rows of no group
+    std::vector<std::uint64_t> owner_;       // per area: the group's id; 0: none
+    std::uint32_t open_ = no_cell;           // the area for rows that have none
     std::vector<CellGroup> list_;
     std::vector<std::uint32_t> free_groups_;
     std::vector<std::uint32_t> generations_, unit_group_, free_units_;  // per unit
@@ -153,13 +160,13 @@ class CellGroups {
         std::uint64_t first_seen = 0;  // when its first token was last seen, if that is gone
     };
     std::vector<History> histories_;
-    std::uint32_t first_ranks_;
     std::uint64_t version_ = 0, arrangement_ = 0;
     std::size_t packed_count_ = 0, exact_count_ = 0;
 
     void leave(std::uint32_t cell) noexcept;
     void leave_row(std::uint32_t cell) noexcept;
     std::uint32_t free_row(std::uint32_t cell) noexcept;
+    std::uint32_t rows_in(std::uint32_t area) const noexcept;
     std::uint32_t new_history(std::uint32_t from);
     bool branches(const CellGroup& group, std::uint32_t before) const noexcept;
 };

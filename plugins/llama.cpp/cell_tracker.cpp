@@ -20,14 +20,16 @@ const std::uint16_t* row_of(const MaskRows& mask, std::size_t token) {
 
 }  // namespace
 
-CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention,
-                         bool packs)
+CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
+                         const Retention& retention, bool packs)
     : retention_(retention),
       packs_(packs),
-      groups_(cells, block, std::max(retention.sinks, 1u)),
+      groups_(cells, block, row_block, std::max(retention.sinks, 1u),
+              retention.young > 0 ? retention.sinks : whole_sinks(retention, block).sinks),
       rank_(cells, 0),
       old_(cells, 0),
       poisoned_(cells, 0),
+      waits_(groups_.exact_rows().size(), 0),
       top_rank_((cells + block - 1) / block, 0) {}
 
 void CellTracker::clear() noexcept {
@@ -103,7 +105,12 @@ void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* o
     for (const std::uint32_t cell : cells) written(cell, 0);
     writes_ += cells.size();
     if (mask != nullptr) rank_pending(*mask);
-    for (const std::uint32_t cell : cells) groups_.place(cell);
+    for (const std::uint32_t cell : cells) lay(cell);
+}
+
+void CellTracker::lay(std::uint32_t cell) noexcept {
+    groups_.place(cell);
+    waits_[groups_.exact_row(cell) / groups_.row_block()] = 0;
 }
 
 // begin_step() took the ranks of the step's own cells away, so a row's own cell and the rows after
@@ -122,7 +129,7 @@ void CellTracker::rank_pending(const MaskRows& mask) {
 void CellTracker::restore(std::uint32_t cell, const std::optional<RowMark>& mark) {
     restored_.emplace_back(cell, mark);
     written(cell, 0);
-    groups_.place(cell);
+    lay(cell);
 }
 
 void CellTracker::copy(const CellTracker& other) {
@@ -209,7 +216,7 @@ RowMark CellTracker::mark(std::uint32_t cell) const {
 bool CellTracker::coded(std::uint32_t number) const noexcept {
     const CellGroup& group = groups_.group(number);
     return group.unit != no_cell && groups_.rung(group.unit) == last_rung() &&
-           group.live >= groups_.block() / 8 && group.first_rank > retention_.sinks;
+           group.live >= groups_.block() / 8 && !group.sinks;
 }
 
 void CellTracker::see_mask(const MaskRows& mask) {
@@ -237,15 +244,20 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
     const std::uint32_t block = groups_.block();
     for (std::uint32_t b = 0; b < groups_.exact_rows().size(); ++b) {
         if (groups_.exact_rows()[b] == 0) continue;
+        bool waits = retention_.young > 0;
         for (const std::uint32_t c : groups_.row_cells(b)) {
-            if (c >= visible) continue;  // no_cell, too
+            if (c == no_cell) continue;
+            const bool seen = c < visible && shows(row, c);
+            waits = waits && seen && rank_[c] > retention_.sinks &&
+                    rank_[c] + std::uint64_t{retention_.young} <= newest;
             const std::uint32_t number = groups_.group_of(c);
-            if (number == no_cell || !shows(row, c)) continue;
+            if (number == no_cell || !seen) continue;
             CellGroup& group = groups_.group(number);
             groups_.see(number, writes_);
             if (rank_[c] <= boundary) old_[c] = 1;
             if (group.first_rank + block - 1 <= boundary) group.passed = true;
         }
+        if (waits) waits_[b] = 1;
     }
 }
 
@@ -258,7 +270,7 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
         return true;
     // A sink stays exact as long as its sequence lives; a sequence that nobody has continued while
     // the whole stream was written once more is taken for dead.
-    if (group.first_rank <= retention_.sinks) return writes_ - group.last_seen >= rank_.size();
+    if (group.sinks) return writes_ - group.last_seen >= rank_.size();
     // Rows of dropped tokens, and of a sequence that rests, don't become old by themselves. Packing
     // them after a while bounds the exact memory.
     const std::uint64_t idle = std::max<std::uint64_t>(
@@ -287,7 +299,8 @@ void CellTracker::pack(std::uint32_t group, bool& any) {
 
 std::size_t CellTracker::held_bytes() const noexcept {
     const auto exact = std::ranges::count_if(groups_.exact_rows(), [](auto n) { return n > 0; });
-    std::size_t held = static_cast<std::size_t>(exact) * budget_.bytes.front();
+    std::size_t held = static_cast<std::size_t>(exact) * budget_.bytes.front() *
+                       groups_.row_block() / groups_.block();
     for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
         const CellGroup& group = groups_.group(g);
         if (group.live > 0 && group.unit != no_cell)

@@ -33,9 +33,10 @@ struct MaskRows {
 
 class CellTracker {
   public:
-    // `block`: rows that are packed together; a multiple of every layer's block. `packs`: whether
-    // any layer packs at all.
-    CellTracker(std::uint32_t cells, std::uint32_t block, const Retention& retention, bool packs);
+    // `block`: rows that are packed together; a multiple of every layer's block, as `row_block`
+    // (cell_groups.h) is of its blocks of exact rows. `packs`: whether any layer packs at all.
+    CellTracker(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
+                const Retention& retention, bool packs);
 
     // What groups cost in all layers together, in bytes, and how much they may. Rows that are ready
     // to be packed are so only when it is more, and packed rows go down the ladder.
@@ -80,6 +81,9 @@ class CellTracker {
     // What saving a cell's row should say of it.
     RowMark mark(std::uint32_t cell) const;
 
+    // All rows of a block of the exact area have left the newest Retention::young tokens.
+    bool waits(std::uint32_t exact_block) const noexcept { return waits_[exact_block] != 0; }
+
     bool packs() const noexcept { return packs_; }
     const CellGroups& groups() const noexcept { return groups_; }
     // Gives the cell a row if it has none: a host may write to one that no step has written.
@@ -108,6 +112,7 @@ class CellTracker {
     std::vector<std::uint32_t> rank_;     // per cell; 0: not ranked
     std::vector<std::uint8_t> old_;       // per cell: has left the window of a sequence
     std::vector<std::uint8_t> poisoned_;  // per cell
+    std::vector<std::uint8_t> waits_;     // per exact block
     std::size_t poison_count_ = 0;
     std::vector<std::uint32_t> top_rank_;  // per block of cells: the highest rank in it
     std::vector<std::uint32_t> pending_;
@@ -123,6 +128,7 @@ class CellTracker {
     bool now_made_ = false;
 
     void written(std::uint32_t cell, std::uint32_t rank) noexcept;
+    void lay(std::uint32_t cell) noexcept;
     void rank_pending(const MaskRows& mask);
     void set_rank(std::uint32_t cell, std::uint32_t rank) noexcept;
     // The visible cell of the highest rank, or no_cell.

@@ -7,6 +7,12 @@
 #include "lowkv/error.h"
 
 namespace lowkv::ggml {
+namespace {
+
+// Of rows that wait: 4 bits, in blocks as short as unquantized rows have.
+constexpr std::string_view young_scheme = "kivi4";
+
+}  // namespace
 
 LayerCache::LayerCache(std::shared_ptr<const Setting> setting, std::shared_ptr<Store> store,
                        std::vector<CellTracker>& trackers, std::uint32_t index)
@@ -77,6 +83,11 @@ std::string LayerCache::why_not_packed() {
                 std::make_shared<const Plan>(scheme, shape_, std::string_view{}, index_, inputs));
         for (const auto& plan : ladder) device().check(*plan);
         ladder_ = std::make_shared<const Blocks::Ladder>(std::move(ladder));
+        rows_ladder_ = ladder_;
+        if (setting_->scheme.retention.young > 0 && !plan().scheme().exact())
+            rows_ladder_ = std::make_shared<const Blocks::Ladder>(
+                1, std::make_shared<const Plan>(parse_scheme(young_scheme).base, shape_,
+                                                std::string_view{}, index_));
     } catch (const Error& error) {
         if (error.code() == ErrorCode::device_failed) throw;
         return error.what();
@@ -91,7 +102,7 @@ void LayerCache::decide() {
         streams_state_.clear();
         streams_state_.reserve(streams_);
         while (streams_state_.size() < streams_)
-            streams_state_.push_back({{}, Blocks(store_, ladder_), Blocks(store_, ladder_)});
+            streams_state_.push_back({{}, Blocks(store_, rows_ladder_), Blocks(store_, ladder_)});
         decoded_ = DeviceMemory(store_->device(), plan().exact_bytes());
         mode_ = Mode::packed;
         return;
@@ -155,29 +166,33 @@ void LayerCache::attended(std::uint32_t stream_index, Executor& executor) {
 void LayerCache::copied_by_graph(std::uint32_t stream_index) { ++state(stream_index).readers; }
 
 // Exact blocks belong to the unit before them, unless that was moved: their rows are alike in all
-// plans.
+// plans, but for those that wait in one of their own.
 void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> units,
                      std::span<const std::uint32_t> exact_blocks, Seen& seen) {
     const StreamState& s = stream(stream_index);
-    const std::uint32_t blocks_each = ratio(trackers_[stream_index].groups());
-    const std::uint32_t rows = trackers_[stream_index].groups().block();
+    const CellGroups& groups = trackers_[stream_index].groups();
+    const std::uint32_t blocks_each = ratio(groups);
+    const std::uint32_t row_blocks_each = groups.row_block() / row_plan().block_tokens();
     seen.blocks.clear();
-    seen.blocks.reserve((units.size() + exact_blocks.size()) * blocks_each);
+    seen.blocks.reserve(units.size() * blocks_each + exact_blocks.size() * row_blocks_each);
     seen.pieces.clear();
     const auto add = [&](const Blocks& table, std::uint32_t number, const Plan* packed_by,
                          const KeyShift* back) {
+        const std::uint32_t blocks = &table == &s.exact ? row_blocks_each : blocks_each;
         AttentionPiece* last = seen.pieces.empty() ? nullptr : &seen.pieces.back();
         const bool alike = packed_by == nullptr || (last != nullptr && last->plan == packed_by);
         if (last == nullptr || last->back != back || !alike) {
             const std::uint32_t first = last == nullptr ? 0 : last->first_cell + last->cells;
             last = &seen.pieces.emplace_back();
-            last->plan = packed_by != nullptr ? packed_by : &plan();
+            last->plan = packed_by != nullptr ? packed_by : &table.plan();
             last->first_cell = first;
             last->back = back;
+            last->blocks = {seen.blocks.data() + seen.blocks.size(), 0};
         }
-        last->cells += rows;
-        for (std::uint32_t b = number * blocks_each; b < (number + 1) * blocks_each; ++b)
+        last->cells += blocks * table.plan().block_tokens();
+        for (std::uint32_t b = number * blocks; b < (number + 1) * blocks; ++b)
             seen.blocks.push_back(table.view(b));
+        last->blocks = {last->blocks.data(), last->blocks.size() + blocks};
     };
     for (const std::uint32_t unit : units) {
         const std::int32_t moved = moved_by(s, unit);
@@ -189,11 +204,8 @@ void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> 
             rung = std::max(rung, s.packed.rung(b));
         add(s.packed, unit, rung > 0 ? plans()[rung - 1u].get() : nullptr, back);
     }
-    for (const std::uint32_t b : exact_blocks) add(s.exact, b, nullptr, nullptr);
-    for (AttentionPiece& piece : seen.pieces)
-        piece.blocks = std::span(seen.blocks)
-                           .subspan(piece.first_cell / plan().block_tokens(),
-                                    piece.cells / plan().block_tokens());
+    const Plan* waits = rows_ladder_ == ladder_ ? nullptr : &row_plan();
+    for (const std::uint32_t b : exact_blocks) add(s.exact, b, waits, nullptr);
 }
 
 void LayerCache::write_step(Part part, std::uint32_t stream_index,

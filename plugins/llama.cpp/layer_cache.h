@@ -70,6 +70,8 @@ class LayerCache {
     const std::string& reason() const noexcept { return reason_; }
     const Plan& plan() const noexcept { return *ladder_->back(); }
     std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return *ladder_; }
+    // Of blocks of exact rows, in which rows wait to be packed by the scheme (Retention::young).
+    const Plan& row_plan() const noexcept { return *rows_ladder_->back(); }
     Device& device() const noexcept { return store_->device(); }
 
     // The f16 memory of a plain layer.
@@ -200,7 +202,7 @@ class LayerCache {
     std::string refusal_;
     Mode mode_ = Mode::undecided;
     std::string reason_;
-    std::shared_ptr<const Blocks::Ladder> ladder_;
+    std::shared_ptr<const Blocks::Ladder> ladder_, rows_ladder_;
     std::uint64_t coarsened_blocks_ = 0;
     std::vector<StreamState> streams_state_;
     // One decoded block, and the packed one that it was; null once anything may have moved.
@@ -247,6 +249,7 @@ class LayerCache {
                                         bool weighed);
     std::vector<std::uint32_t> blocks_of(const CellGroups& groups, std::uint32_t unit) const;
     void drop_unused(std::uint32_t stream);
+    void pack_waiting(std::uint32_t stream, Executor& executor);
     bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t rung,

@@ -88,6 +88,11 @@ void LayerCache::pack_rows(std::uint32_t stream_index, std::span<const std::uint
             const std::uint32_t row = cell == no_cell ? no_cell : groups.exact_row(cell);
             rows.push_back(holds_exact(s, row) ? row : no_cell);
         }
+    std::vector<Blocks::Run> waiting;
+    for (const std::uint32_t row : rows)
+        if (row != no_cell && s.exact.packed(row / row_plan().block_tokens()))
+            waiting.push_back({&s.exact, row, 1, 0, 0});
+    Blocks::open(waiting);
     std::vector<Blocks::Packing> blocks = places(stream_index, units, true);
     const std::size_t tokens = plan().block_tokens();
     for (std::size_t i = 0; i < blocks.size(); ++i)
@@ -188,7 +193,7 @@ void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
 void LayerCache::drop_unused(std::uint32_t stream_index) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = ratio(groups);
+    const std::uint32_t blocks_each = groups.row_block() / row_plan().block_tokens();
     std::vector<std::uint32_t> unused;
     for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
         if (groups.exact_rows()[b] > 0) continue;
@@ -196,6 +201,19 @@ void LayerCache::drop_unused(std::uint32_t stream_index) {
             if (!s.keys_wait || !s.exact.has_values(i)) unused.push_back(i);
     }
     s.exact.drop(unused);
+}
+
+// What has left the newest tokens, where these alone stay exact.
+void LayerCache::pack_waiting(std::uint32_t stream_index, Executor& executor) {
+    const CellTracker& tracker = trackers_[stream_index];
+    StreamState& s = state(stream_index);
+    if (rows_ladder_ == ladder_) return;
+    std::vector<Blocks::Packing> blocks;
+    for (std::uint32_t b = 0; b < tracker.groups().exact_rows().size(); ++b)
+        if (tracker.groups().exact_rows()[b] > 0 && tracker.waits(b) && s.exact.full(b) &&
+            !s.exact.packed(b))
+            blocks.push_back({&s.exact, b});
+    Blocks::pack(std::move(blocks), {.rung = 1, .apart = true}, executor);
 }
 
 void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
@@ -219,13 +237,14 @@ void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
         drop_unused(stream_index);
         s.version = groups.version();
     }
+    pack_waiting(stream_index, executor);
     repack(stream_index, executor);
 }
 
 // A graph that was aborted may have written a cell in some layers only.
 bool LayerCache::holds_exact(const StreamState& s, std::uint32_t row) const {
     if (row == no_cell) return false;
-    return s.exact.view(row / plan().block_tokens()).keys != nullptr;
+    return s.exact.view(row / row_plan().block_tokens()).keys != nullptr;
 }
 
 void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {

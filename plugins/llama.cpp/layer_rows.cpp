@@ -87,7 +87,6 @@ std::vector<LayerCache::Placed> LayerCache::by_place(Part part, std::uint32_t st
 // Rows count over all streams: row = stream * cells + cell. They are read in the order in which
 // they lie, so that each block is decoded once.
 void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const {
-    const std::uint32_t tokens = plan().block_tokens();
     const std::size_t bytes = row_bytes(part);
     std::vector<std::uint32_t> cells;
     while (rows > 0) {
@@ -98,6 +97,7 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
         const std::vector<Placed> placed = by_place(part, s, cells);
         for (std::size_t i = 0, n = 1; i < placed.size(); i += n, n = 1) {
             const Placed& at = placed[i];
+            const std::uint32_t tokens = (at.packed ? plan() : row_plan()).block_tokens();
             // What lies right behind it, in its block, and is wanted right behind it.
             while (i + n < placed.size() && placed[i + n].packed == at.packed &&
                    placed[i + n].row == at.row + n && placed[i + n].cell == at.cell + n &&
@@ -119,7 +119,8 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     const CellGroups& groups = trackers_[stream_index].groups();
     const Blocks& table = at.packed ? s.packed : s.exact;
     const std::size_t bytes = at.run * row_bytes(part);
-    const std::uint32_t block = at.row / plan().block_tokens();
+    const Plan& its = table.plan();
+    const std::uint32_t block = at.row / its.block_tokens();
     const BlockView view = table.view(block);
     if (view.keys == nullptr) {
         std::memset(out, 0, bytes);
@@ -128,15 +129,16 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(*plans()[table.rung(block) - 1u], std::span(&copy, 1), serial_executor());
+        device().decode(*table.ladder()[table.rung(block) - 1u], std::span(&copy, 1),
+                        serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
     const BlockRows<const std::byte> run{view.packed ? decoded_.data() : view.keys,
-                                         at.row % plan().block_tokens(), at.run};
-    device().read_rows(plan(), part, std::span(&run, 1),
+                                         at.row % its.block_tokens(), at.run};
+    device().read_rows(its, part, std::span(&run, 1),
                        {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
     const std::uint32_t unit = at.row / groups.block();
     if (part == Part::keys && at.packed && moved_by(s, unit) != 0) {

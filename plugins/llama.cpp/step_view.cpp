@@ -39,23 +39,22 @@ void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& 
     const auto is_seen = [&](std::uint32_t cell) {
         return cell < mask.visible && seen_[cell] != 0;  // no_cell is beyond
     };
-    const std::uint32_t block = tracker.groups().block();
     units_.clear();
     exact_blocks_.clear();
     cells_.clear();
     std::size_t at = 0;
-    const auto choose = [&](std::span<const std::uint32_t> from,
+    const auto choose = [&](std::span<const std::uint32_t> from, std::uint32_t rows,
                             std::vector<std::uint32_t>& chosen) {
         for (const std::uint32_t number : from) {
-            const auto its = std::span(layout.cells).subspan(at, block);
-            at += block;
+            const auto its = std::span(layout.cells).subspan(at, rows);
+            at += rows;
             if (std::none_of(its.begin(), its.end(), is_seen)) continue;
             chosen.push_back(number);
             cells_.insert(cells_.end(), its.begin(), its.end());
         }
     };
-    choose(layout.units, units_);
-    choose(layout.exact_blocks, exact_blocks_);
+    choose(layout.units, tracker.groups().block(), units_);
+    choose(layout.exact_blocks, tracker.groups().row_block(), exact_blocks_);
 
     mask_.resize(std::size_t{tokens} * rows());
     executor.parallel_for(tokens, [&](std::size_t t, unsigned) {

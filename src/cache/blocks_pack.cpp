@@ -31,11 +31,13 @@ bool is_before(const Blocks::Packing& a, const Blocks::Packing& b) noexcept {
 
 }  // namespace
 
-// Rows of a block's worth of cells into an exact block. False: none of them is there.
-bool Blocks::gather(std::span<const std::uint32_t> cells, std::byte* to) const noexcept {
+// Rows of a block's worth of cells into an exact block of plan `as`; zeros if none of them is
+// there.
+void Blocks::gather(std::span<const std::uint32_t> cells, const Plan& as, std::byte* to) const {
     const auto tokens = static_cast<std::uint32_t>(cells.size());
     const auto first = std::ranges::find_if(cells, [](auto c) { return c != no_cell; });
-    if (first == cells.end()) return false;
+    if (first == cells.end()) return device().clear(to, as.exact_bytes());
+    if (tokens != plan().block_tokens()) return convert(cells, *first, as, to);
     std::uint32_t known = *first;
     for (std::uint32_t t = 0; t < tokens;) {
         const bool missing = cells[t] == no_cell;
@@ -50,7 +52,38 @@ bool Blocks::gather(std::span<const std::uint32_t> cells, std::byte* to) const n
         if (!missing) known += count - 1;
         t += count;
     }
-    return true;
+}
+
+// The same where blocks are of another length: by rows in the host's memory.
+void Blocks::convert(std::span<const std::uint32_t> cells, std::uint32_t first, const Plan& as,
+                     std::byte* to) const {
+    const Shape& shape = plan().shape();
+    const std::uint32_t tokens = plan().block_tokens();
+    const std::size_t row = shape.channels() * element_bytes(plan().rows());
+    std::vector<std::byte> rows(cells.size() * row);
+    for (const Part part : plan().stored_parts()) {
+        for (std::uint32_t t = 0, count = 1; t < cells.size(); t += count, count = 1) {
+            std::byte* its = rows.data() + t * row;
+            if (cells[t] == no_cell && t > 0) {
+                std::copy_n(its - row, row, its);
+                continue;
+            }
+            const std::uint32_t from = (t == 0 ? first : cells[t]) % tokens;
+            const std::byte* block = blocks_[(t == 0 ? first : cells[t]) / tokens]->data;
+            while (cells[t] != no_cell && t + count < cells.size() && from + count < tokens &&
+                   cells[t + count] == cells[t] + count)
+                ++count;
+            const BlockRows<const std::byte> run{block, from, count};
+            device().read_rows(plan(), part, {&run, 1}, {its, shape.head_dim, shape.channels()},
+                               serial_executor());
+            device().finish();
+        }
+        const BlockRows<std::byte> all{to, 0, as.block_tokens()};
+        device().write_rows(as, part, {&all, 1},
+                            {rows.data(), plan().rows(), shape.head_dim, shape.channels()},
+                            serial_executor());
+        device().finish();
+    }
 }
 
 // Of the table's last packed block of that rung that leads; null: it has none.
@@ -172,7 +205,8 @@ class Blocks::Packer {
     // Rows where they are, if they are one exact block as it is.
     const std::byte* whole(std::span<const std::uint32_t> cells) const noexcept {
         const auto tokens = static_cast<std::uint32_t>(cells.size());
-        if (how_.rung == 0 || cells[0] % tokens != 0) return nullptr;  // no_cell isn't
+        if (how_.rung == 0 || how_.rows->plan().block_tokens() != tokens || cells[0] % tokens != 0)
+            return nullptr;  // no_cell isn't
         for (std::uint32_t t = 1; t < tokens; ++t)
             if (cells[t] != cells[0] + t) return nullptr;
         return how_.rows->at(cells[0] / tokens)->data;
@@ -202,11 +236,8 @@ class Blocks::Packer {
                     {due.block->data, copies[c]});
         }
         if (gathers_)
-            executor_.parallel_for(copied.size(), [&](std::size_t c, unsigned) {
-                std::byte* to = packs ? copies[c] : slots[c];
-                if (!how_.rows->gather(due_[copied[c]].place->cells, to))
-                    store_.device.clear(to, own_.exact_bytes());
-            });
+            for (std::size_t c = 0; c < copied.size(); ++c)
+                how_.rows->gather(due_[copied[c]].place->cells, own_, packs ? copies[c] : slots[c]);
         cache::decode(store_.device, decoded, executor_);
         if (packs) cache::encode_blocks(store_.device, plan_, encodings_, executor_, how_.only);
         // Who reads the keys before the values are there decodes the whole block.
@@ -265,8 +296,11 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
     if (plan.scheme().exact() && !gathers) return;
     if ((how.rung == 0 && !gathers) || (how.rung > 0 && plan.scheme().exact()))
         refuse("rows are packed by a plan that packs");
-    if (how.rows != nullptr && (!cache::same_rows(how.rows->plan(), plan) ||
-                                &how.rows->device() != &places.front().table->device()))
+    const Plan& rows = how.rows != nullptr ? how.rows->plan() : plan;
+    const bool alike =
+        cache::same_rows(rows, plan) ||
+        (rows.shape() == plan.shape() && !rows.has_positions() && !plan.has_positions());
+    if (how.rows != nullptr && (!alike || &how.rows->device() != &places.front().table->device()))
         refuse("the other table has exact rows of another form, or lies on another device");
     const std::uint32_t tokens = plan.block_tokens();
     for (const Packing& place : places) {
@@ -275,8 +309,9 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
                    std::to_string(tokens) + " tokens");
         place.table->check_cell((std::uint64_t{place.slot} + 1) * tokens - 1);
         for (const std::uint32_t cell : place.cells)
-            if (cell != no_cell && (how.rows == nullptr || how.rows->at(cell / tokens) == nullptr ||
-                                    how.rows->packed(cell / tokens)))
+            if (cell != no_cell &&
+                (how.rows == nullptr || how.rows->at(cell / rows.block_tokens()) == nullptr ||
+                 how.rows->packed(cell / rows.block_tokens())))
                 refuse("cell " + std::to_string(cell) + " of the rows' table is not exact");
     }
     std::ranges::sort(places, is_before);
@@ -298,10 +333,8 @@ void Blocks::pack_values(std::span<const Packing> places, const How& how, Execut
             refuse("slot " + std::to_string(place.slot) + " doesn't wait for its values");
         encoded.push_back({copies[encoded.size()], table.at(place.slot)->data});
     }
-    executor.parallel_for(places.size(), [&](std::size_t i, unsigned) {
-        if (!how.rows->gather(places[i].cells, copies[i]))
-            table.device().clear(copies[i], plan.exact_bytes());
-    });
+    for (std::size_t i = 0; i < places.size(); ++i)
+        how.rows->gather(places[i].cells, plan, copies[i]);
     table.device().encode(plan, encoded, executor, Part::values);
     for (const Packing& place : places)
         table.at(place.slot)->values = cache::cell_range(0, plan.block_tokens());

@@ -149,6 +149,9 @@ constexpr std::array numbers{
     RetentionField{"sinks", &Retention::sinks, 1u << 16, 1, "", "the first N tokens stay exact"},
     RetentionField{"flush", &Retention::flush, 1u << 20, 32, "",
                    "tokens leave the window N at a time (0: a block at a time)"},
+    RetentionField{"young", &Retention::young, 1u << 20, 1, "",
+                   "llama.cpp: only the newest N tokens and the sinks stay exact, without their "
+                   "blocks; what is older waits in 4 bits until it is packed (0: all of them)"},
     RetentionField{"keep", &Retention::keep, 100, 1, "%",
                    "so many of the tokens that leave the window stay exact"},
     RetentionField{"evict", &Retention::evict, 100, 1, "%",

@@ -38,6 +38,15 @@ const Row rows[] = {
     {[](const Scheme& s) { return s.retention.flush > 0; },
      "the word flush= is not served ",
      {pages, vllm, lmcache}},
+    {[](const Scheme& s) { return s.retention.young > 0; },
+     "the word young= is not served ",
+     {sequence, pages, model_cache, python, vllm, lmcache}},
+    {[](const Scheme& s) {
+         return s.retention.young > 0 &&
+                s.any_layer([](const auto& layer) { return layer.key.stage == Stage::pre; });
+     },
+     "the word young= with keys before RoPE is not served ",
+     {llama_cpp}},
 };
 
 // In the order of Host.

@@ -21,17 +21,18 @@ constexpr std::uint32_t block = 32;
 constexpr std::uint16_t hidden = 0xFC00;
 
 // Writes tokens at `where`, each seeing the cells of `before` and the step's tokens up to itself
-// (at most the newest `window` of all those).
+// (at most the newest `window` of all those). `ahead`: the mask is known before rows are written.
 void step(CellTracker& tracker, const std::vector<std::uint32_t>& where,
-          std::vector<std::uint32_t> before, std::size_t window = cells) {
-    tracker.begin_step(where, nullptr, nullptr);
+          std::vector<std::uint32_t> before, std::size_t window = cells, bool ahead = false) {
     std::vector<std::uint16_t> mask(where.size() * cells, hidden);
     for (std::size_t i = 0; i < where.size(); ++i) {
         before.push_back(where[i]);
         const std::size_t first = before.size() > window ? before.size() - window : 0;
         for (std::size_t k = first; k < before.size(); ++k) mask[i * cells + before[k]] = 0;
     }
-    tracker.see_mask({.data = mask.data(), .stride = cells, .visible = cells});
+    const lowkv::ggml::MaskRows rows{.data = mask.data(), .stride = cells, .visible = cells};
+    tracker.begin_step(where, nullptr, ahead ? &rows : nullptr);
+    tracker.see_mask(rows);
 }
 
 std::vector<std::uint32_t> range(std::uint32_t first, std::uint32_t last) {
@@ -74,14 +75,45 @@ void restore(CellTracker& tracker, const std::vector<std::uint32_t>& where) {
 }  // namespace
 
 TEST_CASE("a prompt packs what has left the window, and keeps the sinks' block") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 4, .flush = 0}, true);
     step(tracker, range(0, 200), {});
     CHECK(packed(tracker) == blocks(Blocks{1, 2, 3}));  // 136 old cells: blocks 0 to 3, 0 has sinks
     CHECK(tracker.pending() == 0);
 }
 
+TEST_CASE("where the newest alone stay exact, so do sinks, without their block") {
+    constexpr std::uint32_t rows = 8;
+    CellTracker tracker(cells, block, rows, {.window = 64, .sinks = 4, .flush = 0, .young = 16},
+                        true);
+    step(tracker, range(0, 200), {}, cells, true);
+    Units expected = blocks(Blocks{0, 1, 2, 3});
+    expected[0].erase(expected[0].begin(), expected[0].begin() + 4);
+    CHECK(packed(tracker) == expected);
+    const CellGroups& groups = tracker.groups();
+    for (std::uint32_t c = 0; c < 4; ++c) CHECK(groups.exact(c));
+    // 72 rows of groups in 9 blocks, and one of sinks; those that wait are not among the newest.
+    std::size_t blocks_in_use = 0, waiting = 0;
+    for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
+        if (groups.exact_rows()[b] == 0) continue;
+        ++blocks_in_use;
+        waiting += tracker.waits(b) ? 1 : 0;
+        for (const std::uint32_t c : groups.row_cells(b))
+            if (tracker.waits(b)) CHECK(c < 200 - 16);
+    }
+    CHECK(blocks_in_use == 10);
+    CHECK(waiting == 7);
+    // Another conversation's sinks lie beside them.
+    step(tracker, range(200, 204), {}, cells, true);
+    CHECK(groups.exact_row(200) / rows == groups.exact_row(0) / rows);
+    // Going on behind the sinks is a group of its own, also for who shares them.
+    step(tracker, range(204, 240), range(200, 204), cells, true);
+    CHECK(groups.group_of(204) != groups.group_of(200));
+    CHECK(groups.before(groups.group_of(204)) == groups.group_of(200));
+    CHECK(groups.group(groups.group_of(204)).history == groups.group(groups.group_of(200)).history);
+}
+
 TEST_CASE("token by token gives the same units as a prompt") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     for (std::uint32_t t = 0; t < 200; ++t) {
         step(tracker, {t}, range(0, t));
         CHECK(packed(tracker).size() == (t + 1 > 64 ? (t + 1 - 64) / block : 0));
@@ -90,7 +122,7 @@ TEST_CASE("token by token gives the same units as a prompt") {
 }
 
 TEST_CASE("flush releases tokens in strides") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 128}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 128}, true);
     step(tracker, range(0, 159), {});
     CHECK(packed(tracker).empty());
     step(tracker, {159}, range(0, 159));
@@ -98,13 +130,13 @@ TEST_CASE("flush releases tokens in strides") {
 }
 
 TEST_CASE("a sliding window does not reset ages") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 8, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 8, .flush = 0}, true);
     for (std::uint32_t t = 0; t < 256; ++t) step(tracker, {t}, range(0, t), 100);
     CHECK(packed(tracker) == blocks(Blocks{1, 2, 3, 4, 5, 6}));
 }
 
 TEST_CASE("two sequences in one stream age each by itself") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 96), {});    // A: 32 of 96 are old
     step(tracker, range(96, 160), {});  // B: none is old
     CHECK(packed(tracker) == blocks(Blocks{0}));
@@ -113,7 +145,7 @@ TEST_CASE("two sequences in one stream age each by itself") {
 }
 
 TEST_CASE("a shared prefix ages with the sequence that is ahead") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 64), {});
     step(tracker, range(64, 128), range(0, 64));
     CHECK(packed(tracker) == blocks(Blocks{0, 1}));
@@ -122,7 +154,7 @@ TEST_CASE("a shared prefix ages with the sequence that is ahead") {
 }
 
 TEST_CASE("a rolled back sequence keeps its packed rows, less those that are written again") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 128), {});
     CHECK(packed(tracker) == blocks(Blocks{0, 1, 2}));
     step(tracker, range(40, 44), range(0, 40));  // rolled back to 40
@@ -133,7 +165,7 @@ TEST_CASE("a rolled back sequence keeps its packed rows, less those that are wri
 }
 
 TEST_CASE("cells that nobody sees any more are packed after a while") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 32), {});  // a short dead sequence
     for (std::uint32_t t = 0; t < 8 * 32; ++t) {
         CHECK(packed(tracker).empty());
@@ -143,7 +175,7 @@ TEST_CASE("cells that nobody sees any more are packed after a while") {
 }
 
 TEST_CASE("a dead sequence's sinks are packed once the stream was written over") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 4, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 4, .flush = 0}, true);
     step(tracker, range(0, 32), {});
     for (std::uint32_t t = 0; t < cells; ++t) {
         CHECK(packed(tracker).empty());
@@ -153,7 +185,7 @@ TEST_CASE("a dead sequence's sinks are packed once the stream was written over")
 }
 
 TEST_CASE("sequences that take turns are packed by sequence, not by cell") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     std::vector<std::uint32_t> a, b;
     for (std::uint32_t t = 0; t < 80; ++t) {
         step(tracker, {2 * t}, a);
@@ -165,7 +197,7 @@ TEST_CASE("sequences that take turns are packed by sequence, not by cell") {
 }
 
 TEST_CASE("a second continuation of a prefix gets units of its own") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 48), {});
     step(tracker, range(48, 128), range(0, 48));
     step(tracker, range(200, 280), range(0, 48));
@@ -174,7 +206,7 @@ TEST_CASE("a second continuation of a prefix gets units of its own") {
 }
 
 TEST_CASE("groups that continue each other have one history, a second continuation another") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     std::vector<std::uint32_t> a, b;
     for (std::uint32_t t = 0; t < 112; ++t) {
         step(tracker, {2 * t}, a);
@@ -210,7 +242,7 @@ TEST_CASE("groups that continue each other have one history, a second continuati
 }
 
 TEST_CASE("a unit whose rows were all written again is free, and taken again") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 96), {});
     CHECK(packed(tracker) == blocks(Blocks{0, 1}));
     step(tracker, range(0, 64), {});
@@ -221,7 +253,7 @@ TEST_CASE("a unit whose rows were all written again is free, and taken again") {
 }
 
 TEST_CASE("a step's layout stays as it began for layers that have not followed yet") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     tracker.begin_step(range(0, 96), nullptr, nullptr);
     const std::uint64_t before = tracker.groups().version();
     CHECK(tracker.layout(before).units.empty());
@@ -235,7 +267,7 @@ TEST_CASE("a step's layout stays as it began for layers that have not followed y
 }
 
 TEST_CASE("restored rows without marks rank by their order, not as sinks") {
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 4, .flush = 0}, true);
     restore(tracker, range(0, 200));
     CHECK(packed(tracker) == blocks(Blocks{1, 2, 3}));
     // A second state in the same stream doesn't age the first one's window.
@@ -247,13 +279,13 @@ TEST_CASE("restored rows without marks rank by their order, not as sinks") {
 }
 
 TEST_CASE("marked rows come back as they were, in whatever cells") {
-    CellTracker saved(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    CellTracker saved(cells, block, block, {.window = 64, .sinks = 4, .flush = 0}, true);
     // The newest tokens lie in the lowest cells.
     step(saved, range(100, 250), {});
     step(saved, range(0, 50), range(100, 250));
     CHECK(packed(saved) == Units{range(132, 164), range(164, 196), range(196, 228)});
 
-    CellTracker tracker(cells, block, {.window = 64, .sinks = 4, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 64, .sinks = 4, .flush = 0}, true);
     std::uint32_t to = 7;
     const auto take = [&](std::uint32_t cell) { tracker.restore(to++, saved.mark(cell)); };
     for (std::uint32_t c = 0; c < 50; ++c) take(c);  // as llama.cpp saves: by cell
@@ -271,7 +303,7 @@ TEST_CASE("marked rows come back as they were, in whatever cells") {
 }
 
 TEST_CASE("restored rows don't make other sequences old") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, range(0, 40), {});
     const Units before = packed(tracker);
     restore(tracker, range(100, 900));
@@ -281,7 +313,7 @@ TEST_CASE("restored rows don't make other sequences old") {
 }
 
 TEST_CASE("poison is seen by who sees the cell, until it is written") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     restore(tracker, range(0, 8));
     tracker.poison(3);
     std::vector<std::uint16_t> mask(cells, hidden);
@@ -293,9 +325,9 @@ TEST_CASE("poison is seen by who sees the cell, until it is written") {
 }
 
 TEST_CASE("a cell that a broken restore brought twice is in one group") {
-    CellTracker saved(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker saved(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(saved, range(0, 96), {});
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, saved.mark(c));
     for (std::uint32_t c = 0; c < 96; ++c) tracker.restore(c, std::nullopt);  // cleared again
     tracker.pack_restored();
@@ -308,7 +340,7 @@ TEST_CASE("a cell that a broken restore brought twice is in one group") {
 }
 
 TEST_CASE("a step's number does not come back after a clear") {
-    CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
     step(tracker, {0}, {});
     const std::uint64_t before = tracker.serial();
     tracker.clear();
@@ -319,7 +351,7 @@ TEST_CASE("a step's number does not come back after a clear") {
 TEST_CASE("restored rows of a stranger's marks take no unit for a few rows each") {
     std::mt19937 random(9);
     for (int round = 0; round < 20; ++round) {
-        CellTracker tracker(cells, block, {.window = 32, .sinks = 0, .flush = 0}, true);
+        CellTracker tracker(cells, block, block, {.window = 32, .sinks = 0, .flush = 0}, true);
         for (std::uint32_t c = 0; c < cells; ++c) {
             const auto rank = 1 + static_cast<std::uint32_t>(random() % (1u << 24));
             const auto group = static_cast<std::uint32_t>(random() % 1000);
@@ -337,7 +369,7 @@ TEST_CASE("restored rows of a stranger's marks take no unit for a few rows each"
 
 TEST_CASE("a conversation whose first token was written over has ended, and is packed soon") {
     for (const bool ended : {false, true}) {
-        CellTracker tracker(cells, block, {.window = 32, .sinks = 4, .flush = 0}, true);
+        CellTracker tracker(cells, block, block, {.window = 32, .sinks = 4, .flush = 0}, true);
         step(tracker, range(0, 60), {});
         const std::uint32_t first = ended ? 0 : 60;
         std::vector<std::uint32_t> others = range(first, first + 20);
@@ -352,7 +384,7 @@ TEST_CASE("a conversation whose first token was written over has ended, and is p
 }
 
 TEST_CASE("what a sliding window leaves behind has not ended") {
-    CellTracker tracker(cells, block, {.window = 96, .sinks = 4, .flush = 0}, true);
+    CellTracker tracker(cells, block, block, {.window = 96, .sinks = 4, .flush = 0}, true);
     constexpr std::uint32_t ring = 192, batch = 64;
     std::vector<std::uint32_t> seen;
     for (std::uint32_t first = 0; first < 8 * ring; first += batch) {

@@ -102,6 +102,8 @@ class Server {
     // parts of what the live tokens need in whole blocks. Of all, and of what is unquantized.
     double held() const { return held_; }
     double unquantized() const { return unquantized_; }
+    // And in parts of the live tokens in f16.
+    double of_f16() const { return of_f16_; }
 
   private:
     Cache cache_;
@@ -109,7 +111,7 @@ class Server {
     std::vector<Slot> slots_;
     std::mt19937 random_;
     std::uint32_t block_, window_;
-    double tolerance_, held_ = 0, unquantized_ = 0;
+    double tolerance_, held_ = 0, unquantized_ = 0, of_f16_ = 0;
     std::uint32_t head_ = 0, used_ = 0, seeds_ = 0;
 
     std::uint32_t below(std::uint32_t most) {
@@ -289,6 +291,8 @@ class Server {
         const double codes = static_cast<double>(packed * block_) * stats.packed_bytes_per_token;
         if (used_ > 128 * slots_.size()) {
             held_ = std::max(held_, stats.held_bytes() / (unquantized + codes));
+            of_f16_ =
+                std::max(of_f16_, stats.held_bytes() / static_cast<double>(used_ * f16_bytes));
             unquantized_ =
                 std::max(unquantized_, static_cast<double>(stats.exact_bytes) / unquantized);
         }
@@ -313,14 +317,18 @@ TEST_CASE("a conversation between others is what it is alone") {
           Load{"int8,window=128,sinks=4", 4, 8192, 800, 200, 0.04},
           Load{"lowkv4", 8, 16384, 1500, 500, 0.3},
           Load{"kivi4,window=16,sinks=5", 4, 8192, 800, 200, 0.5, 32, 16},
-          Load{"lowkv2.8", 32, 16384, 300, 100, 0.5}}) {
+          Load{"lowkv2.8", 32, 16384, 300, 100, 0.5},
+          Load{"lowkv4,young=32", 8, 16384, 1500, 500, 0.3},
+          Load{"int8,young=32", 32, 16384, 300, 100, 0.3, 32}}) {
         CAPTURE(load.scheme);
         CAPTURE(load.slots);
         Server server(load.scheme, load.slots, load.cells, load.block, load.window, load.tolerance);
         server.serve(static_cast<int>(3 * load.slots), load.prompt, load.answer);
-        MESSAGE("held: ", server.held(), " of what is needed, unquantized: ", server.unquantized());
+        MESSAGE("held: ", server.held(), " of what is needed, unquantized: ", server.unquantized(),
+                ", of f16: ", server.of_f16());
         if (std::string(load.scheme) == "exact") continue;  // rows that ended are not packed
         CHECK(server.held() < 1.5);  // with codes of what has ended, in cells not written again yet
         CHECK(server.unquantized() < 1.3);
+        if (std::string(load.scheme) == "lowkv4,young=32") CHECK(server.of_f16() < 0.5);
     }
 }
