@@ -137,8 +137,8 @@ TEST_CASE("a file that is open, missing or none is refused") {
         CHECK_THROWS_AS(give_zeros_back(path), FileInUse);
     }
     give_zeros_back(path);
-    CHECK_THROWS_WITH_AS(give_zeros_back(folder.file("none")),
-                         doctest::Contains("No such file"), Failure);
+    CHECK_THROWS_WITH_AS(give_zeros_back(folder.file("none")), doctest::Contains("No such file"),
+                         Failure);
     CHECK_THROWS_WITH_AS(give_zeros_back(folder.file("")), doctest::Contains("Is a directory"),
                          Failure);
 }
