@@ -27,4 +27,4 @@ def test_it_is_tried_once_and_served(tmp_path):
     again.said(r"lowkv: ggml 0\.99\.0 is newer .*: tried before, and fits")
     again.said("lowkv: active: scheme lowkv2.8, 30 layers")
     refused = run("--no-trial")
-    assert refused.code == 1 and "which has ggml 0.99.0" in refused.both, refused.both
+    assert refused.code == 1 and "this program has ggml 0.99.0" in refused.both, refused.both
