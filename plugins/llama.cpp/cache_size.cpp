@@ -95,7 +95,8 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const MostBlocks most =
         most_blocks(retention, static_cast<std::uint32_t>(unit), conversations, cells);
     const std::size_t rows =
-        std::min(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) + open * unit;
+        std::min<std::size_t>(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) +
+        open * unit;
     return unit / block_tokens(codecs) * (most.unquantized + most.packed) * packed +
            rows * sizes.exact / block_tokens(codecs);
 }
