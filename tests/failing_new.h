@@ -20,6 +20,15 @@ inline void* allocate_or_fail(std::size_t bytes) {
 // Not inline: gcc takes half of a pair that it has inlined for one that does not match the other.
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate_or_fail(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate_or_fail(bytes); }
+// std::stable_sort's, which the address sanitizer would take from elsewhere.
+[[gnu::noinline]] void* operator new(std::size_t bytes,
+                                     const std::nothrow_t& /*no_throw*/) noexcept {
+    try {
+        return allocate_or_fail(bytes);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -223,7 +223,7 @@ std::string reason_elsewhere(const Program& program) {
 }
 
 std::string conversations_of(const Program& program) {
-    const std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
+    std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
     const bool is_number = given.find_first_not_of("0123456789") == std::string::npos;
     if (!given.empty() && is_number) return given;
     return program.name == "llama-server" ? "4" : "1";

@@ -50,9 +50,10 @@ std::optional<Waiting> waiting(const std::string& model, const std::string& sche
         const double resident =
             held_bytes(cache, usual_tokens) + f16 / parts / layers + blocks * parts * page;
         if (f16 > 0) return Waiting{f16, std::min(resident, f16), shape.weights};
-    } catch (const std::exception&) {  // the program says what is wrong with it
+        return std::nullopt;
+    } catch (const std::exception&) {
+        return std::nullopt;  // the program says what is wrong with it
     }
-    return std::nullopt;
 }
 
 std::string whole(double number) { return std::to_string(std::llround(number)); }
