@@ -15,7 +15,6 @@ import pytest
 
 PYTHON, MODEL = os.environ.get("LOWKV_LLAMA_CPP_PYTHON"), os.environ.get("LOWKV_MODEL")
 PACKAGE = Path(__file__).resolve().parents[2] / "build" / "python" / "site"
-COMMAND = Path(os.environ.get("LOWKV_BUILD_DIR", "build/release")).resolve() / "bin" / "lowkv"
 
 pytestmark = pytest.mark.skipif(
     not PYTHON, reason="llama-cpp-python: LOWKV_LLAMA_CPP_PYTHON is not set; make test-llama-cpp-python does")
@@ -48,8 +47,9 @@ def refused(call):
 
 @functools.cache
 def plugin():
-    """The library for its ggml, as users find it."""
-    done = subprocess.run([COMMAND, "plugin", "--for", PYTHON], stdout=subprocess.PIPE, text=True, check=True)
+    """The library for its ggml, as users of a clone find it."""
+    done = subprocess.run([PACKAGE.parents[2] / "deps/plugin_for.py", "--for", PYTHON], stdout=subprocess.PIPE, text=True,
+                          check=True)
     return done.stdout.splitlines()[-1]
 
 

@@ -116,14 +116,6 @@ def test_run_with_older_llama_cpp(name, command, bare, tmp_path):
     assert "lowkv: active: scheme lowkv2.8, 30 layers" in done.stderr
 
 
-def test_plugin_is_named(command, bare, tmp_path):
-    done = run(command, "plugin", "--for", TOOLS, bare=bare, home=tmp_path)
-    assert done.returncode == 0
-    assert Path(done.stdout.strip()) == (command.parents[1] / "lib/lowkv/libggml-lowkv.so").resolve()
-    listed = run(command, "plugin", "--list", bare=bare, home=tmp_path)
-    assert listed.returncode == 2 and "this lowkv came without its sources" in listed.stderr
-
-
 def test_the_package_in_the_environment(environment, bare, tmp_path):
     """It quantizes without torch, and finds the plug-in for llama-cpp-python."""
     script = ("import sys, numpy, lowkv, lowkv.llama_cpp as l; from pathlib import Path; "
