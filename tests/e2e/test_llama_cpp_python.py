@@ -48,8 +48,8 @@ def refused(call):
 @functools.cache
 def plugin():
     """The library for its ggml, as users of a clone find it."""
-    done = subprocess.run([PACKAGE.parents[2] / "deps/plugin_for.py", "--for", PYTHON], stdout=subprocess.PIPE, text=True,
-                          check=True)
+    finder = PACKAGE.parents[2] / "deps/plugin_for.py"
+    done = subprocess.run([finder, "--for", PYTHON], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()[-1]
 
 
