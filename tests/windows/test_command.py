@@ -153,9 +153,3 @@ def test_a_program_ends_with_lowkv_run(home):
 def running(word):
     listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if ".exe" in line and word in line]
-
-
-def test_plugins_are_not_built(home):
-    told = lowkv(home, "plugin", "--list")
-    assert told.code == 2
-    told.said("plug-ins are not built on Windows")
