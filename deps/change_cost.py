@@ -101,7 +101,7 @@ def main():
     # Beside the logs, so that a ccache that knows this tree knows the copy.
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=options.logs) as folder:
         tree = Path(folder) / "tree"
-        commit = git("stash", "create").strip() or "HEAD"  # with what is not committed yet
+        commit = git("stash", "create").strip() or "HEAD"  # uncommitted edits are part of the tree
         git("worktree", "add", "--detach", str(tree), commit)
         try:
             if not options.apply:

@@ -1,6 +1,6 @@
 #pragma once
-// The options of `lowkv run`, what it refuses before anything is started, and what it has the
-// program know of memory.
+// The options of `lowkv run`, what it refuses before it starts the program, and what it tells the
+// program about memory.
 
 #include <string>
 #include <vector>

@@ -21,12 +21,6 @@
 namespace lowkv::ggml {
 namespace {
 
-std::uint32_t largest_block(const Scheme& scheme) {
-    std::uint32_t block = block_tokens(scheme.base);
-    for (const LayerOverride& o : scheme.overrides) block = std::max(block, block_tokens(o.scheme));
-    return block;
-}
-
 // A projector's and an adapter's weights take the first device that there is, and are computed on
 // the CPU all the same: those of a language model only come here by -ot.
 void refuse_weight(const ggml_tensor& tensor) {
@@ -74,10 +68,9 @@ CacheBuffer::~CacheBuffer() {
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     const Scheme& scheme = setting_->scheme;
     const bool packs = scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
-    const std::uint32_t block = largest_block(scheme);
-    const std::uint32_t rows = scheme.retention.young > 0 ? block_tokens(LayerScheme{}) : block;
     while (trackers_.size() < streams)
-        trackers_.emplace_back(cells, block, rows, scheme.retention, packs);
+        trackers_.emplace_back(cells, unit_tokens(scheme), row_block_tokens(scheme),
+                               scheme.retention, packs);
 }
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {

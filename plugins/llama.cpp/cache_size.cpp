@@ -52,9 +52,6 @@ BlockSizes measure(const LayerScheme& scheme, std::uint32_t channels) {
     return sizes;
 }
 
-// Of the shortest block of unquantized rows.
-const std::uint32_t least_block = block_tokens(LayerScheme{});
-
 // Measured once: a plan of a random rotation (-qr) takes a tenth of a second.
 BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
     struct Known {
@@ -75,6 +72,17 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
 
 }  // namespace
 
+std::uint32_t unit_tokens(const Scheme& scheme) {
+    std::uint32_t unit = block_tokens(scheme.base);
+    for (const LayerOverride& its : scheme.overrides)
+        unit = std::max(unit, block_tokens(its.scheme));
+    return unit;
+}
+
+std::uint32_t row_block_tokens(const Scheme& scheme) {
+    return scheme.retention.young > 0 ? block_tokens(LayerScheme{}) : unit_tokens(scheme);
+}
+
 // Tokens that are taken back, or that conversations share, leave units that are not full: one more
 // is counted for each unquantized block.
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
@@ -84,16 +92,12 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
-    // Units are as long as the longest block of any layer.
-    std::size_t unit = block_tokens(scheme.base);
-    for (const LayerOverride& its : scheme.overrides)
-        unit = std::max<std::size_t>(unit, block_tokens(its.scheme));
+    const std::size_t unit = unit_tokens(scheme);
     Retention retention = scheme.retention;
-    const auto sink_block = retention.young > 0 ? least_block : static_cast<std::uint32_t>(unit);
-    const std::size_t sinks = conversations * whole_sinks(retention, sink_block).sinks;
+    const std::size_t sinks =
+        conversations * whole_sinks(retention, row_block_tokens(scheme)).sinks;
     retention.sinks = 0;
-    const MostBlocks most =
-        most_blocks(retention, static_cast<std::uint32_t>(unit), conversations, cells);
+    const MostBlocks most = most_blocks(retention, unit_tokens(scheme), conversations, cells);
     const std::size_t rows =
         std::min<std::size_t>(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) +
         open * unit;

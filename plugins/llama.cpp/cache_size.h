@@ -13,6 +13,11 @@ struct ggml_tensor;
 
 namespace lowkv::ggml {
 
+// Tokens of a unit, which are as long as the longest block of any layer.
+std::uint32_t unit_tokens(const Scheme& scheme);
+// Rows of the blocks in which unquantized rows lie: short ones where only the newest stay so.
+std::uint32_t row_block_tokens(const Scheme& scheme);
+
 // Bytes that the keys or values of a layer take once they are packed, at most: of conversations
 // that share so many cells, the exact window of each included, and `open` units that shifts keep
 // unquantized (layer_shift.cpp). 0: no head size fits.

@@ -172,7 +172,7 @@ void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> 
     const StreamState& s = stream(stream_index);
     const CellGroups& groups = trackers_[stream_index].groups();
     const std::uint32_t blocks_each = ratio(groups);
-    const std::uint32_t row_blocks_each = groups.row_block() / row_plan().block_tokens();
+    const std::uint32_t row_blocks_each = row_ratio(groups);
     seen.blocks.clear();
     seen.blocks.reserve(units.size() * blocks_each + exact_blocks.size() * row_blocks_each);
     seen.pieces.clear();

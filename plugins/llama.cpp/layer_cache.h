@@ -252,6 +252,7 @@ class LayerCache {
     void pack_waiting(std::uint32_t stream, Executor& executor);
     bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
+    std::uint32_t row_ratio(const CellGroups& groups) const noexcept;
     std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t rung,
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;

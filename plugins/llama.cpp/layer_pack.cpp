@@ -14,9 +14,14 @@ constexpr std::size_t units_at_once = 8;
 
 }  // namespace
 
-// Units and blocks of the exact area are as long as the longest block of any layer.
+// So many of the layer's blocks are a unit, which is as long as the longest block of any layer.
 std::uint32_t LayerCache::ratio(const CellGroups& groups) const noexcept {
     return groups.block() / plan().block_tokens();
+}
+
+// The same of blocks of unquantized rows.
+std::uint32_t LayerCache::row_ratio(const CellGroups& groups) const noexcept {
+    return groups.row_block() / row_plan().block_tokens();
 }
 
 std::vector<std::uint32_t> LayerCache::blocks_of(const CellGroups& groups,
@@ -193,7 +198,7 @@ void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
 void LayerCache::drop_unused(std::uint32_t stream_index) {
     const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    const std::uint32_t blocks_each = groups.row_block() / row_plan().block_tokens();
+    const std::uint32_t blocks_each = row_ratio(groups);
     std::vector<std::uint32_t> unused;
     for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
         if (groups.exact_rows()[b] > 0) continue;

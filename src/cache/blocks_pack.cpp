@@ -29,62 +29,14 @@ bool is_before(const Blocks::Packing& a, const Blocks::Packing& b) noexcept {
     return a.table != b.table ? std::less<>()(a.table, b.table) : a.slot < b.slot;
 }
 
+// One by one where blocks have other lengths: that takes memory and may fail.
+template <typename Gather>
+void gather_each(std::size_t count, bool alike, Executor& executor, const Gather& gather) {
+    if (alike) return executor.parallel_for(count, [&](std::size_t i, unsigned) { gather(i); });
+    for (std::size_t i = 0; i < count; ++i) gather(i);
+}
+
 }  // namespace
-
-// Rows of a block's worth of cells into an exact block of plan `as`; zeros if none of them is
-// there.
-void Blocks::gather(std::span<const std::uint32_t> cells, const Plan& as, std::byte* to) const {
-    const auto tokens = static_cast<std::uint32_t>(cells.size());
-    const auto first = std::ranges::find_if(cells, [](auto c) { return c != no_cell; });
-    if (first == cells.end()) return device().clear(to, as.exact_bytes());
-    if (tokens != plan().block_tokens()) return convert(cells, *first, as, to);
-    std::uint32_t known = *first;
-    for (std::uint32_t t = 0; t < tokens;) {
-        const bool missing = cells[t] == no_cell;
-        if (!missing) known = cells[t];
-        const std::uint32_t from = known % tokens;
-        std::uint32_t count = 1;
-        while (t + count < tokens &&
-               (missing ? cells[t + count] == no_cell
-                        : cells[t + count] == known + count && from + count < tokens))
-            ++count;
-        device().copy_rows(plan(), to, t, blocks_[known / tokens]->data, from, count, missing);
-        if (!missing) known += count - 1;
-        t += count;
-    }
-}
-
-// The same where blocks are of another length: by rows in the host's memory.
-void Blocks::convert(std::span<const std::uint32_t> cells, std::uint32_t first, const Plan& as,
-                     std::byte* to) const {
-    const Shape& shape = plan().shape();
-    const std::uint32_t tokens = plan().block_tokens();
-    const std::size_t row = shape.channels() * element_bytes(plan().rows());
-    std::vector<std::byte> rows(cells.size() * row);
-    for (const Part part : plan().stored_parts()) {
-        for (std::uint32_t t = 0, count = 1; t < cells.size(); t += count, count = 1) {
-            std::byte* its = rows.data() + t * row;
-            if (cells[t] == no_cell && t > 0) {
-                std::copy_n(its - row, row, its);
-                continue;
-            }
-            const std::uint32_t from = (t == 0 ? first : cells[t]) % tokens;
-            const std::byte* block = blocks_[(t == 0 ? first : cells[t]) / tokens]->data;
-            while (cells[t] != no_cell && t + count < cells.size() && from + count < tokens &&
-                   cells[t + count] == cells[t] + count)
-                ++count;
-            const BlockRows<const std::byte> run{block, from, count};
-            device().read_rows(plan(), part, {&run, 1}, {its, shape.head_dim, shape.channels()},
-                               serial_executor());
-            device().finish();
-        }
-        const BlockRows<std::byte> all{to, 0, as.block_tokens()};
-        device().write_rows(as, part, {&all, 1},
-                            {rows.data(), plan().rows(), shape.head_dim, shape.channels()},
-                            serial_executor());
-        device().finish();
-    }
-}
 
 // Of the table's last packed block of that rung that leads; null: it has none.
 const std::byte* Blocks::statistics(std::uint8_t rung) const noexcept {
@@ -236,8 +188,11 @@ class Blocks::Packer {
                     {due.block->data, copies[c]});
         }
         if (gathers_)
-            for (std::size_t c = 0; c < copied.size(); ++c)
-                how_.rows->gather(due_[copied[c]].place->cells, own_, packs ? copies[c] : slots[c]);
+            gather_each(copied.size(), how_.rows->plan().block_tokens() == own_.block_tokens(),
+                        executor_, [&](std::size_t c) {
+                            how_.rows->gather(due_[copied[c]].place->cells, own_,
+                                              packs ? copies[c] : slots[c]);
+                        });
         cache::decode(store_.device, decoded, executor_);
         if (packs) cache::encode_blocks(store_.device, plan_, encodings_, executor_, how_.only);
         // Who reads the keys before the values are there decodes the whole block.
@@ -333,8 +288,8 @@ void Blocks::pack_values(std::span<const Packing> places, const How& how, Execut
             refuse("slot " + std::to_string(place.slot) + " doesn't wait for its values");
         encoded.push_back({copies[encoded.size()], table.at(place.slot)->data});
     }
-    for (std::size_t i = 0; i < places.size(); ++i)
-        how.rows->gather(places[i].cells, plan, copies[i]);
+    gather_each(places.size(), how.rows->plan().block_tokens() == plan.block_tokens(), executor,
+                [&](std::size_t i) { how.rows->gather(places[i].cells, plan, copies[i]); });
     table.device().encode(plan, encoded, executor, Part::values);
     for (const Packing& place : places)
         table.at(place.slot)->values = cache::cell_range(0, plan.block_tokens());

@@ -15,6 +15,7 @@
 #include "cache/store.h"
 #include "cpu/host_rows.h"
 #include "lowkv/cache.h"
+#include "lowkv/device.h"
 #include "lowkv/error.h"
 
 namespace lowkv {
@@ -264,6 +265,61 @@ std::int32_t Blocks::position(std::uint32_t cell) const noexcept {
                       block->data + offset + sizeof position * (cell % plan().block_tokens()),
                       sizeof position);
     return position;
+}
+
+// Rows of a block's worth of cells into an exact block of plan `as`; zeros if none of them is
+// there.
+void Blocks::gather(std::span<const std::uint32_t> cells, const Plan& as, std::byte* to) const {
+    const auto tokens = static_cast<std::uint32_t>(cells.size());
+    const auto first = std::ranges::find_if(cells, [](auto c) { return c != no_cell; });
+    if (first == cells.end()) return device().clear(to, as.exact_bytes());
+    if (tokens != plan().block_tokens()) return convert(cells, *first, as, to);
+    std::uint32_t known = *first;
+    for (std::uint32_t t = 0; t < tokens;) {
+        const bool missing = cells[t] == no_cell;
+        if (!missing) known = cells[t];
+        const std::uint32_t from = known % tokens;
+        std::uint32_t count = 1;
+        while (t + count < tokens &&
+               (missing ? cells[t + count] == no_cell
+                        : cells[t + count] == known + count && from + count < tokens))
+            ++count;
+        device().copy_rows(plan(), to, t, blocks_[known / tokens]->data, from, count, missing);
+        if (!missing) known += count - 1;
+        t += count;
+    }
+}
+
+// The same where blocks are of another length: by rows in the host's memory.
+void Blocks::convert(std::span<const std::uint32_t> cells, std::uint32_t first, const Plan& as,
+                     std::byte* to) const {
+    const Shape& shape = plan().shape();
+    const std::uint32_t tokens = plan().block_tokens();
+    const std::size_t row = shape.channels() * element_bytes(plan().rows());
+    std::vector<std::byte> rows(cells.size() * row);
+    for (const Part part : plan().stored_parts()) {
+        for (std::uint32_t t = 0, count = 1; t < cells.size(); t += count, count = 1) {
+            std::byte* its = rows.data() + t * row;
+            if (cells[t] == no_cell && t > 0) {
+                std::copy_n(its - row, row, its);
+                continue;
+            }
+            const std::uint32_t from = (t == 0 ? first : cells[t]) % tokens;
+            const std::byte* block = blocks_[(t == 0 ? first : cells[t]) / tokens]->data;
+            while (cells[t] != no_cell && t + count < cells.size() && from + count < tokens &&
+                   cells[t + count] == cells[t] + count)
+                ++count;
+            const BlockRows<const std::byte> run{block, from, count};
+            device().read_rows(plan(), part, {&run, 1}, {its, shape.head_dim, shape.channels()},
+                               serial_executor());
+            device().finish();
+        }
+        const BlockRows<std::byte> all{to, 0, as.block_tokens()};
+        device().write_rows(as, part, {&all, 1},
+                            {rows.data(), plan().rows(), shape.head_dim, shape.channels()},
+                            serial_executor());
+        device().finish();
+    }
 }
 
 }  // namespace lowkv
