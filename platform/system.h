@@ -37,6 +37,12 @@ void sync_folder(const std::filesystem::path& folder) noexcept;
 // refused. Throws std::runtime_error, without the file's name, and leaves no other file behind.
 void replace_file(const std::filesystem::path& file, std::string_view text, bool synced);
 
+// ---- the processor ----
+
+// Whether it multiplies tiles of bf16 (AMX), and the system lets this process use them: it is asked
+// once. From then on Linux refuses signal stacks that tiles' registers don't fit in.
+bool bf16_tiles() noexcept;
+
 // ---- libraries ----
 
 // The file of the library or program that an address lies in; empty where the system

@@ -10,6 +10,7 @@
 
 #include "codec/small_floats.h"
 #include "lowkv/attention.h"
+#include "lowkv/codec.h"
 #include "lowkv/implementation.h"
 
 namespace lowkv::test {
@@ -22,6 +23,21 @@ inline bool forced_is_missing() {
         if (i.name == forced) return !i.supported;
     }
     return true;
+}
+
+// AMX multiplies numbers of 8 bits where tokens are packed. A query's and a key's are each off by
+// at most 2^-9, so a score is by 2^-8 of what its channels' products add up to in size: with the
+// outliers of our keys, up to 15. By so much, .06, a sum's logarithm may be off, or the weights of
+// two tokens drift apart, and an output with them; the 2^-8 of weights and values are small beside
+// it.
+inline constexpr double matrix_budget = 6e-2;
+
+inline bool multiplies_matrices(const Plan& plan, std::uint32_t queries,
+                                std::uint32_t decode_rows) {
+    const Shape& shape = plan.shape();
+    const bool exact = plan.keys().exact() && (shape.latent() || plan.values().exact());
+    const bool prompt = queries / shape.kv_heads > decode_rows || shape.latent();
+    return plan.implementation() == "amx" && decode_rows != 0 && prompt && !exact;
 }
 
 struct RandomParams {

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "attention_case.h"
 #include "attention_oracle.h"
 #include "lowkv/error.h"
 #include "sample.h"
@@ -18,7 +19,12 @@ using namespace lowkv::test;
 
 namespace {
 
-constexpr double budget = 2e-3;  // of the decode path, see attention_check.h
+// Of the decode path, see attention_check.h. AMX rounds what a prompt's weights are of the largest
+// to 8 bits, and the largest is another in a part.
+double budget_of_parts(const Problem& p, const AttentionParams& params) {
+    const bool rounds = multiplies_matrices(*p.plan, p.tokens * p.heads, params.decode_rows);
+    return rounds ? 0x1p-7 : 2e-3;
+}
 
 std::vector<BlockView> views_of(const Sequence& sequence) {
     std::vector<BlockView> views(sequence.blocks());
@@ -64,7 +70,7 @@ TEST_CASE("two parts of a cache, joined by their log sums, are the whole") {
                     joined[c] = parts[0][c] * std::exp(a - sum) + parts[1][c] * std::exp(b - sum);
                 }
             }
-            CHECK(relative_error(whole, joined, shape.head_dim) < budget);
+            CHECK(relative_error(whole, joined, shape.head_dim) < budget_of_parts(p, params));
         }
     }
 }
@@ -141,7 +147,8 @@ class RandomPieces {
         CAPTURE(params.mask.window);
         for (const int i : {0, 1}) {
             CHECK(relative_error(outs[i], {whole_.begin(), whole_.end()}, shape.head_dim,
-                                 shape.out_dim()) < (params.decode_rows == 0 ? 1e-5 : 2e-3));
+                                 shape.out_dim()) <
+                  (params.decode_rows == 0 ? 1e-5 : budget_of_parts(p, params)));
             for (std::size_t row = 0; row < whole_lse.size(); ++row)
                 CHECK((lse[i][row] == whole_lse[row] ||
                        lse[i][row] == doctest::Approx(whole_lse[row]).epsilon(1e-3)));
@@ -237,6 +244,6 @@ TEST_CASE("pieces that were moved meet queries that are turned back") {
         }
         attend(turned, p.io(want), params, workspace);
         CHECK(relative_error(out, {want.begin(), want.end()}, shape.head_dim, shape.out_dim()) <
-              2e-3);  // f16 keys are rounded when they are turned
+              budget_of_parts(p, params));  // f16 keys are rounded when they are turned
     }
 }

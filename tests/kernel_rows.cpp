@@ -162,10 +162,9 @@ TEST_CASE("several sequences in one call, each with its own length, queries and 
             INFO("sequence ", i, " decode rows ", decode_rows);
             std::vector<double> lses;
             const auto want = oracle(problems[i], one, nullptr, &lses);
-            CHECK(relative_error(outs[i], want, 64) <
-                  (decode_rows == 0 ? f32_budget : decode_budget));
+            CHECK(relative_error(outs[i], want, 64) < budget_of(problems[i], decode_rows));
             for (std::size_t k = 0; k < lses.size(); ++k)
-                CHECK(std::fabs(sums[i][k] - lses[k]) < 2e-3);
+                CHECK(std::fabs(sums[i][k] - lses[k]) < budget_of(problems[i], decode_rows));
         }
     }
 }

@@ -27,6 +27,8 @@ std::string plain_name(const std::filesystem::path& file) {
     return text_of(brief.empty() ? file : std::filesystem::path(brief));
 }
 
+bool bf16_tiles() noexcept { return false; }  // it would have to be asked, too
+
 const char list_separator = ';';
 
 void sync_file(const std::filesystem::path& file) {

@@ -21,8 +21,10 @@ using kernels::span_tokens;
 namespace {
 
 // Rows to chunks; set_ranges() cuts the cells.
-AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
+AttentionSplit split_rows(const Plan& plan, const SequenceAttention& sequence,
                           const AttentionParams& params, unsigned threads) {
+    const Shape& shape = plan.shape();
+    const std::uint32_t most_rows = plan.kernels().prefill_rows;
     const AttentionIO& io = sequence.io;
     AttentionSplit split;
     split.rows = io.tokens * (io.heads / shape.kv_heads);
@@ -33,14 +35,14 @@ AttentionSplit split_rows(const Shape& shape, const SequenceAttention& sequence,
         split.chunk_rows = ceil_div(split.rows, split.chunks);
     } else if (shape.latent()) {
         // What is expanded of a tile serves as many rows as there can be.
-        split.chunks = ceil_div(split.rows, prefill_max_rows);
+        split.chunks = ceil_div(split.rows, most_rows);
         split.chunk_rows = round_up(ceil_div(split.rows, split.chunks), decode_max_rows);
     } else {
         // Small prompts get smaller chunks, so that every thread has work. Whole fours, as kernels
         // multiply them.
         const std::uint32_t even = ceil_div(split.rows * shape.kv_heads, 4 * threads);
         split.chunk_rows =
-            std::clamp(round_up(even, decode_max_rows), std::uint32_t{24}, prefill_max_rows);
+            std::clamp(round_up(even, decode_max_rows), std::uint32_t{24}, most_rows);
         split.chunks = ceil_div(split.rows, split.chunk_rows);
     }
     const Row first = attention::make_row(io, sequence.mask, nullptr, 0, 0);
@@ -104,6 +106,9 @@ class Call {
     float* out_ = nullptr;
     float* packed_out_ = nullptr;
 
+    static bool is_prefill_with_mask(const AttentionJob& job) {
+        return !job.split.decode && kernels::is_additive(job.sequence->mask.kind);
+    }
     std::uint32_t kv_heads() const { return plan_.shape().kv_heads; }
     std::uint32_t head_dim() const { return plan_.shape().head_dim; }
 
@@ -115,11 +120,11 @@ class Call {
             if (sequence.io.tokens == 0) continue;
             AttentionJob job;
             job.sequence = &sequence;
-            job.split = split_rows(plan_.shape(), sequence, params_, threads);
+            job.split = split_rows(plan_, sequence, params_, threads);
             tasks += std::size_t{kv_heads()} * job.split.chunks;
             work_.jobs.push_back(job);
         }
-        std::size_t rows = 0, queries = 0;
+        std::size_t rows = 0, queries = 0, masks = 0;
         bool prefills = false;
         for (AttentionJob& job : work_.jobs) {
             const AttentionIO& io = job.sequence->io;
@@ -130,6 +135,7 @@ class Call {
             job.first_row = rows;
             job.first_query = queries;
             job.first_turn = turns_;
+            job.first_blank = masks;
             tasks_ += chunks * job.split.ranges;
             chunks_ += chunks;
             if (job.split.ranges > 1) chunks_to_join_ += chunks;
@@ -137,6 +143,8 @@ class Call {
             queries += std::size_t{io.tokens} * io.heads;
             turns_ += ceil_div(std::size_t{io.tokens}, tokens_of_a_turn);
             prefills = prefills || !job.split.decode;
+            if (is_prefill_with_mask(job))
+                masks += std::size_t{io.tokens} * ceil_div(io.n_cells, span_tokens);
         }
         const bool apart = plan_.values().rotation() != nullptr;
         const std::size_t out_floats = rows * head_dim();
@@ -144,6 +152,7 @@ class Call {
         out_ = reinterpret_cast<float*>(work_.out.data());
         packed_out_ = apart ? out_ + out_floats : out_;
         if (plan_.keys().rotation() != nullptr) work_.rotated_q.resize(queries * head_dim());
+        work_.blank.assign(masks, 0);
         work_.max.resize(rows);
         work_.sum.resize(rows);
         if (prefills) work_.scratch.resize(threads);
@@ -213,6 +222,9 @@ class Call {
                     job.first_query + std::size_t{at.token} * io.heads + at.head;
                 row.packed_q = rotated + query * head_dim();
             }
+            if (is_prefill_with_mask(job))
+                row.blank = work_.blank.data() + job.first_blank +
+                            std::size_t{at.token} * ceil_div(io.n_cells, span_tokens);
         }
         task.rows = rows;
         task.out = out_ + first_row * head_dim();

@@ -34,7 +34,7 @@ void attention::run_mass(const Plan& plan, const SequenceAttention& sequence,
 
     const std::uint32_t repeat = io.heads / shape.kv_heads, rows_of_head = io.tokens * repeat;
     const std::uint32_t chunk_rows =
-        rows_of_head <= params.decode_rows ? decode_max_rows : prefill_max_rows;
+        rows_of_head <= params.decode_rows ? decode_max_rows : plan.kernels().prefill_rows;
     const std::uint32_t first_span = first_cell / span_tokens;
     const auto end_cell = static_cast<std::uint32_t>(first_cell + mass.size());
     const std::uint32_t spans = ceil_div(end_cell, span_tokens) - first_span;

@@ -50,6 +50,7 @@ struct AttentionJob {
     std::size_t first_task = 0, first_chunk = 0;  // chunk: of rows, in all of its ranges
     std::size_t first_row = 0;                    // of partial results
     std::size_t first_query = 0, first_turn = 0;  // of rotated queries; turns of some tokens each
+    std::size_t first_blank = 0;
 };
 
 // What the queries of a sequence see of one piece.
@@ -74,10 +75,11 @@ struct AttentionWorkspace::Impl {
     std::vector<SequenceAttention> sequences;
     PieceWorkspace in_pieces;
     std::vector<AttentionJob> jobs;
-    std::vector<float> rotated_q;  // by job, [token][head][head_dim]
-    std::vector<float> max, sum;   // per task and row
-    Scratch out;                   // per task and row, unnormalised outputs
-    std::vector<Scratch> scratch;  // per thread
+    std::vector<float> rotated_q;     // by job, [token][head][head_dim]
+    std::vector<float> max, sum;      // per task and row
+    std::vector<std::uint8_t> blank;  // by job, [token][span]: what tasks note of additive masks
+    Scratch out;                      // per task and row, unnormalised outputs
+    std::vector<Scratch> scratch;     // per thread
 };
 
 }  // namespace lowkv

@@ -23,7 +23,7 @@ inline constexpr std::uint32_t max_block_tokens = 128;
 inline constexpr std::uint32_t span_tokens = 256;
 using lowkv::tile_tokens;  // tokens expanded to f32 at a time (prefill)
 inline constexpr std::uint32_t decode_max_rows = 4;
-inline constexpr std::uint32_t prefill_max_rows = 96;
+inline constexpr std::uint32_t prefill_max_rows = 512;
 
 constexpr bool is_additive(Mask::Kind kind) {
     return kind == Mask::Kind::additive_f16 || kind == Mask::Kind::additive_f32;
@@ -34,7 +34,10 @@ struct Row {
     const float* q = nullptr;         // head_dim floats
     const float* packed_q = nullptr;  // the query as packed keys are rotated, or q
     const void* mask = nullptr;       // this token's additive row, from task.mask_cell on, or null
-    std::uint32_t begin = 0;          // sees cells [begin, limit)
+    // By span, 1: its mask is known to be all zeros. Kernels note what they see there, since all kv
+    // heads read the same masks; threads share it. Null: nothing is noted.
+    std::uint8_t* blank = nullptr;
+    std::uint32_t begin = 0;  // sees cells [begin, limit)
     std::uint32_t limit = 0;
     float slope = 1.0f;  // multiplies the mask's values (ALiBi)
 };
@@ -97,19 +100,22 @@ struct Table {
                           SortedSource source, std::byte* section) noexcept;
     void (*decode_sorted)(const codec::SortedPart& part, const std::byte* section,
                           std::uint16_t* rows) noexcept;
+    std::uint32_t prefill_rows;  // that prefill() takes best, at most prefill_max_rows
 };
 
 // The kernels of that name, which an implementation has.
 const PartKernels& find(const Table& table, std::string_view name);
 
 // Scratch that a task needs at most: what kernels know of its rows, rows of both q and scores, a
-// tile, and a latent layer's sums and weights (body/latent.h).
+// tile, and a latent layer's sums and weights (body/latent.h), where matrices of rows lie before,
+// and those of a span (amx/matrices.h).
 inline constexpr std::size_t prefill_memories = prefill_max_rows / decode_max_rows;
 constexpr std::size_t scratch_bytes() {
     return prefill_memories * sizeof(ProductMemory) +
            sizeof(float) * (std::size_t{prefill_max_rows} * (2 * max_head_dim + span_tokens) +
                             std::size_t{tile_tokens} * max_head_dim +
-                            std::size_t{prefill_max_rows} * (max_head_dim + tile_tokens));
+                            std::size_t{prefill_max_rows} * (max_head_dim + tile_tokens) +
+                            std::size_t{span_tokens} * max_head_dim);
 }
 
 // By name; empty: what LOWKV_IMPLEMENTATION forces, or the best that this CPU runs. Throws

@@ -2,6 +2,7 @@
 # list alone. A row names a folder here and the macro that compilers for its CPUs define; one
 # without a macro is for all CPUs.
 set(rows
+    "amx __x86_64__"
     "avx512_vbmi __x86_64__"
     "avx512 __x86_64__"
     "avx_vnni __x86_64__"

@@ -240,54 +240,6 @@ void decode(const Task& task) noexcept {
     running.finish(task);
 }
 
-// Of rows over one span of cells, span_tokens apart.
-LOWKV_INLINE void clear_scores(float* scores, unsigned rows, unsigned count) {
-    for (unsigned r = 0; r < rows; ++r) {
-        float* row = scores + std::size_t{r} * span_tokens;
-        for (unsigned i = 0; i < count; i += lanes) store(row + i, set(0.0f));
-    }
-}
-
-// y[row][lane] += sum over steps of w[row][step] * x[lane][step], of the visible tiles' keys or
-// values: packed blocks as their kernels do, if they take so many rows, and else tile by tile.
-LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned rows, bool f32,
-                                 const float* exact_w, const float* packed_w, std::size_t w_stride,
-                                 float* exact_y, float* packed_y, std::size_t y_stride,
-                                 ProductMemory* memory, float* scratch) {
-    const bool keys = x.is_keys();
-    const PartKernels& kernels = x.part.kernels();
-    // The last few rows of a prompt are expanded as the others: results must not depend on chunks.
-    const bool whole = !f32 && kernels.multiply != nullptr && kernels.most_rows > decode_max_rows &&
-                       rows <= kernels.most_rows;
-    Products products;
-    unsigned taken = ~0u;
-    for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
-        if (!tiles.visible[at / tile_tokens]) continue;
-        const unsigned number = at / tiles.block_tokens, first = number * tiles.block_tokens;
-        const BlockView& block = tiles.blocks[number];
-        const bool exact = x.is_exact(block);
-        const float* w = exact ? exact_w : packed_w;
-        float* y = exact ? exact_y : packed_y;
-        if (exact || !whole) {
-            expand(x, block, at - first, scratch);
-            if (keys)
-                gemm(w, w_stride, rows, x.step_count, scratch, tile_tokens, y + at, y_stride);
-            else
-                gemm(w + at, w_stride, rows, tile_tokens, scratch, x.lane_count, y, y_stride);
-        } else if (number != taken) {
-            Product& product = products.add();
-            taken = number;
-            product.x = x.packed(block);
-            product.w = keys ? w : w + first;
-            product.y = keys ? y + first : y;
-            product.memory = memory;
-        }
-    }
-    if (products.count() > 0) {
-        kernels.multiply(products.data(), products.count(), rows, w_stride, y_stride);
-    }
-}
-
 // The parts of a task's scratch.
 struct Scratch {
     ProductMemory* memory;
@@ -303,6 +255,50 @@ struct Scratch {
         for (unsigned i = 0; i < fours; ++i) memory[i].clear();
     }
 };
+
+// y[row][lane] += sum over steps of w[row][step] * x[lane][step], of the visible tiles' keys or
+// values: packed blocks as their kernels do, if they take so many rows, and else tile by tile.
+LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned rows, bool f32,
+                                 const float* exact_w, const float* packed_w, std::size_t w_stride,
+                                 float* exact_y, float* packed_y, std::size_t y_stride,
+                                 const Scratch& scratch) {
+    if (multiplies_matrices && !f32)
+        return multiply_by_matrices(x, tiles, rows, exact_w, packed_w, w_stride, exact_y, packed_y,
+                                    y_stride, scratch.tile,
+                                    reinterpret_cast<std::byte*>(scratch.latent));
+    const bool keys = x.is_keys();
+    const PartKernels& kernels = x.part.kernels();
+    // The last few rows of a prompt are expanded as the others: results must not depend on chunks.
+    const bool whole = !f32 && kernels.multiply != nullptr && kernels.most_rows > decode_max_rows &&
+                       rows <= kernels.most_rows;
+    Products products;
+    unsigned taken = ~0u;
+    for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
+        if (!tiles.visible[at / tile_tokens]) continue;
+        const unsigned number = at / tiles.block_tokens, first = number * tiles.block_tokens;
+        const BlockView& block = tiles.blocks[number];
+        const bool exact = x.is_exact(block);
+        const float* w = exact ? exact_w : packed_w;
+        float* y = exact ? exact_y : packed_y;
+        if (exact || !whole) {
+            expand(x, block, at - first, scratch.tile);
+            if (keys)
+                gemm(w, w_stride, rows, x.step_count, scratch.tile, tile_tokens, y + at, y_stride);
+            else
+                gemm(w + at, w_stride, rows, tile_tokens, scratch.tile, x.lane_count, y, y_stride);
+        } else if (number != taken) {
+            Product& product = products.add();
+            taken = number;
+            product.x = x.packed(block);
+            product.w = keys ? w : w + first;
+            product.y = keys ? y + first : y;
+            product.memory = keys ? scratch.memory : nullptr;
+        }
+    }
+    if (products.count() > 0) {
+        kernels.multiply(products.data(), products.count(), rows, w_stride, y_stride);
+    }
+}
 
 void prefill(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
@@ -334,10 +330,10 @@ void prefill(const Task& task) noexcept {
             bool all = true;
             for (unsigned t = 0; t < tile_count; ++t) all = all && tiles.visible[t];
             if (all) break;
-            load_bias(task, task.rows[r].mask, cell, bias[0]);
+            const Bias* own = load_bias(task, task.rows[r], cell, bias[0]);
             for (unsigned t = 0; t < tile_count; ++t) {
-                tiles.visible[t] =
-                    tiles.visible[t] || bias[0].visible(t * tile_tokens, tile_tokens);
+                tiles.visible[t] = tiles.visible[t] || own == nullptr ||
+                                   own->visible(t * tile_tokens, tile_tokens);
             }
         }
         bool seen = false;
@@ -349,19 +345,16 @@ void prefill(const Task& task) noexcept {
         if (!seen) continue;
         const unsigned last = (tiles.count - 1) / tokens;
         if (tiles.blocks[last].packed) tiles.count = (last + 1) * tokens;
-        clear_scores(scores, rows, tiles.count);
+        if (!multiplies_matrices || task.f32) clear_scores(scores, rows, tiles.count);
         multiply_tiles(head.keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim, scores,
-                       scores, span_tokens, scratch.memory, scratch.tile);
+                       scores, span_tokens, scratch);
         for (unsigned first = 0; first < rows; first += 4) {
             const unsigned n = rows - first < 4 ? rows - first : 4;
             for (unsigned r = 0; additive && r < n; ++r) {
-                const void* mask = task.rows[first + r].mask;
-                if (r > 0 && mask == task.rows[first + r - 1].mask) {
-                    row_bias[r] = row_bias[r - 1];
-                    continue;
-                }
-                load_bias(task, mask, cell, bias[r]);
-                row_bias[r] = &bias[r];
+                const Row& row = task.rows[first + r];
+                row_bias[r] = r > 0 && row.mask == task.rows[first + r - 1].mask
+                                  ? row_bias[r - 1]
+                                  : load_bias(task, row, cell, bias[r]);
             }
             softmax(task, first, n, cell, tiles.count, row_bias,
                     scores + std::size_t{first} * span_tokens, span_tokens, running.max + first,
@@ -371,7 +364,7 @@ void prefill(const Task& task) noexcept {
             multiply_latent(head.keys, tiles, rows, scores, task.out, scratch.tile, scratch.latent);
         else
             multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens,
-                           task.out, task.packed_out, head_dim, nullptr, scratch.tile);
+                           task.out, task.packed_out, head_dim, scratch);
     }
     running.finish(task);
 }

@@ -29,7 +29,7 @@ LOWKV_INLINE void span_scores(const Task& task, const HeadPart& keys, const Scra
     for (unsigned t = 0; t < count / tile_tokens; ++t)
         tiles.visible[t] = tiles.blocks[t * tile_tokens / tokens].keys != nullptr;
     multiply_tiles(keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim, scratch.scores,
-                   scratch.scores, span_tokens, scratch.memory, scratch.tile);
+                   scratch.scores, span_tokens, scratch);
 }
 
 void weigh(const Task& task, const float* lse, float* mass) noexcept {

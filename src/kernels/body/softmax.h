@@ -49,6 +49,15 @@ LOWKV_INLINE void load_bias(const Task& task, const void* mask, unsigned cell, B
     bias.zero = reduce_max(size) == 0.0f;
 }
 
+// The same of a row, unless its mask is known to be zeros: null.
+LOWKV_INLINE const Bias* load_bias(const Task& task, const Row& row, unsigned cell, Bias& bias) {
+    std::uint8_t* const blank = row.blank != nullptr ? row.blank + cell / span_tokens : nullptr;
+    if (blank != nullptr && __atomic_load_n(blank, __ATOMIC_RELAXED) != 0) return nullptr;
+    load_bias(task, row.mask, cell, bias);
+    if (blank != nullptr && bias.zero) __atomic_store_n(blank, 1, __ATOMIC_RELAXED);
+    return &bias;
+}
+
 // The masked scores of a row, in place. Returns their largest, by lane. bias may be null; count is
 // a multiple of 32.
 LOWKV_INLINE F mask_scores(const Task& task, const Row& row, unsigned cell, unsigned count,

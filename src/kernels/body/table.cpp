@@ -16,6 +16,17 @@
 //
 #include "kernels/body/softmax.h"
 //
+#ifdef LOWKV_MATRICES
+#include LOWKV_MATRICES
+#else
+constexpr bool multiplies_matrices = false;
+constexpr unsigned prefill_rows = 96;
+
+[[gnu::unused]] static void multiply_by_matrices(const HeadPart&, const Tiles&, unsigned,
+                                                 const float*, const float*, std::size_t, float*,
+                                                 float*, std::size_t, float*, std::byte*) {}
+#endif
+//
 #include "kernels/body/attend.h"
 //
 #include "kernels/body/mass.h"
@@ -37,7 +48,7 @@ const Table LOWKV_IMPLEMENTATION::table = {
     LOWKV_IMPLEMENTATION::code_kernels,  LOWKV_IMPLEMENTATION::sorted_kernels,
     LOWKV_IMPLEMENTATION::to_f16,        LOWKV_IMPLEMENTATION::from_f16,
     LOWKV_IMPLEMENTATION::find_windows,  LOWKV_IMPLEMENTATION::encode_sorted,
-    LOWKV_IMPLEMENTATION::decode_sorted,
+    LOWKV_IMPLEMENTATION::decode_sorted, LOWKV_IMPLEMENTATION::prefill_rows,
 };
 
 }  // namespace lowkv::kernels
