@@ -106,9 +106,6 @@ class Call {
     float* out_ = nullptr;
     float* packed_out_ = nullptr;
 
-    static bool is_prefill_with_mask(const AttentionJob& job) {
-        return !job.split.decode && kernels::is_additive(job.sequence->mask.kind);
-    }
     std::uint32_t kv_heads() const { return plan_.shape().kv_heads; }
     std::uint32_t head_dim() const { return plan_.shape().head_dim; }
 
@@ -143,7 +140,7 @@ class Call {
             queries += std::size_t{io.tokens} * io.heads;
             turns_ += ceil_div(std::size_t{io.tokens}, tokens_of_a_turn);
             prefills = prefills || !job.split.decode;
-            if (is_prefill_with_mask(job))
+            if (!job.split.decode)
                 masks += std::size_t{io.tokens} * ceil_div(io.n_cells, span_tokens);
         }
         const bool apart = plan_.values().rotation() != nullptr;
@@ -222,7 +219,7 @@ class Call {
                     job.first_query + std::size_t{at.token} * io.heads + at.head;
                 row.packed_q = rotated + query * head_dim();
             }
-            if (is_prefill_with_mask(job))
+            if (!split.decode)
                 row.blank = work_.blank.data() + job.first_blank +
                             std::size_t{at.token} * ceil_div(io.n_cells, span_tokens);
         }

@@ -35,6 +35,5 @@ LOWKV_TARGET_BEGIN(
 namespace lowkv::kernels::amx {
 
 #include "kernels/avx512/vocabulary.h"
-constexpr bool integers_for_many_rows = false;  // matrices are faster
 //
 #include "kernels/body/parts.h"

@@ -10,6 +10,7 @@
 
 constexpr bool multiplies_matrices = true;
 constexpr unsigned prefill_rows = prefill_max_rows;  // what is stored of a span serves all of them
+constexpr unsigned rows_at_once = 32;                // whose scores stay in the nearest cache
 constexpr unsigned matrix_rows = 16, matrix_steps = 32;
 constexpr std::size_t matrix_bytes = 1024;
 
@@ -62,116 +63,123 @@ LOWKV_INLINE void store_lanes(const float* tile, unsigned tile_lanes, unsigned s
     }
 }
 
-// Sets up registers 0 to 3, sums, and 4, weights, for so many rows; 5 and 6 are for lanes.
+// Registers 0 and 1 are sums of two vectors of lanes, of up to 16 rows, whose weights are in 4; 2,
+// 3 and 5 those of the next rows; 6 and 7 are the lanes' steps.
 LOWKV_INLINE void configure(unsigned rows) {
     struct alignas(64) {
         std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        std::uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
+        std::uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         std::uint8_t lines[16] = {};
     } config;
-    for (unsigned i = 0; i < 7; ++i)
-        config.lines[i] = static_cast<std::uint8_t>(i < 5 ? rows : matrix_rows);
+    const unsigned first = rows < matrix_rows ? rows : matrix_rows;
+    const unsigned next = rows > matrix_rows ? rows - matrix_rows : matrix_rows;
+    const unsigned lines[] = {first, first, next, next, first, next, matrix_rows, matrix_rows};
+    for (unsigned i = 0; i < 8; ++i) config.lines[i] = static_cast<std::uint8_t>(lines[i]);
     asm volatile("" : : "r"(&config) : "memory");  // GCC's instruction names its first bytes alone
     _tile_loadconfig(&config);
 }
 
-// Adds to the sums of up to four vectors of lanes.
-LOWKV_INLINE void add_products(const std::byte* w, const std::byte* x, std::size_t stride,
-                               unsigned vectors, unsigned matrices) {
+// Adds to the sums, of two vectors of lanes or, twice, of one.
+LOWKV_INLINE void add_products(const std::byte* w, std::size_t w_stride, const std::byte* x,
+                               std::size_t x_stride, bool two, unsigned matrices) {
     for (unsigned m = 0; m < matrices; ++m, w += matrix_bytes, x += matrix_bytes) {
         _tile_loadd(4, w, 64);
-        _tile_loadd(5, x, 64);
-        _tile_dpbf16ps(0, 4, 5);
-        if (vectors == 1) continue;
-        _tile_loadd(6, x + stride, 64);
-        _tile_dpbf16ps(1, 4, 6);
-        if (vectors == 2) continue;
-        _tile_loadd(5, x + 2 * stride, 64);
-        _tile_dpbf16ps(2, 4, 5);
-        if (vectors == 3) continue;
-        _tile_loadd(6, x + 3 * stride, 64);
-        _tile_dpbf16ps(3, 4, 6);
+        _tile_loadd(6, x, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, x + x_stride, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!two) continue;
+        _tile_loadd(5, w + w_stride, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
 }
 
-// y[row][lane] = the products of the rows' weights with the lanes' steps, added to what is there
-// unless it is new.
+// y[row][lane] += the products of up to 32 rows' weights with the lanes' steps.
 LOWKV_INLINE void multiply_matrices(const Matrices& w, unsigned rows, const Matrices& x,
                                     std::size_t stride, unsigned lane_count, unsigned matrices,
-                                    bool is_new, float* y, std::size_t y_stride) {
+                                    float* y, std::size_t y_stride) {
     asm volatile("" ::: "memory");  // GCC's loads of matrices don't wait for what is stored
-    configure(matrix_rows);
-    for (unsigned lane = 0; lane < lane_count; lane += 4 * lanes) {
-        const unsigned left = (lane_count - lane) / lanes, vectors = left < 4 ? left : 4;
+    const bool two = rows > matrix_rows;
+    const std::size_t line = y_stride * sizeof(float), w_stride = matrices * matrix_bytes;
+    for (unsigned lane = 0; lane < lane_count; lane += 2 * lanes) {
+        const bool pair = lane + lanes < lane_count;
         const std::byte* from = x.high + lane / lanes * stride;
-        const std::byte* weights = w.high;
-        for (unsigned r = 0; r < rows; r += matrix_rows, weights += matrices * matrix_bytes) {
-            if (rows - r < matrix_rows) configure(rows - r);
-            float* sums = y + r * y_stride + lane;
-            const std::size_t line = y_stride * sizeof(float);
-            if (is_new) {
-                _tile_zero(0);
-                _tile_zero(1);
-                _tile_zero(2);
-                _tile_zero(3);
-            } else {
-                _tile_loadd(0, sums, line);
-                if (vectors > 1) _tile_loadd(1, sums + lanes, line);
-                if (vectors > 2) _tile_loadd(2, sums + 2 * lanes, line);
-                if (vectors > 3) _tile_loadd(3, sums + 3 * lanes, line);
-            }
-            add_products(weights, from, stride, vectors, matrices);
-            if (w.low_at != 0) {
-                add_products(weights + w.low_at, from, stride, vectors, matrices);
-                add_products(weights, from + x.low_at, stride, vectors, matrices);
-            }
-            _tile_stored(0, sums, line);
-            if (vectors > 1) _tile_stored(1, sums + lanes, line);
-            if (vectors > 2) _tile_stored(2, sums + 2 * lanes, line);
-            if (vectors > 3) _tile_stored(3, sums + 3 * lanes, line);
+        const std::size_t next = pair ? stride : 0;
+        float* const sums = y + lane;
+        float* const second = pair ? sums + lanes : sums;  // stored first, if it is not there
+        float* const below = sums + matrix_rows * y_stride;
+        _tile_loadd(0, sums, line);
+        _tile_loadd(1, second, line);
+        if (two) _tile_loadd(2, below, line);
+        if (two) _tile_loadd(3, below + (second - sums), line);
+        add_products(w.high, w_stride, from, next, two, matrices);
+        if (w.low_at != 0) {
+            add_products(w.high + w.low_at, w_stride, from, next, two, matrices);
+            add_products(w.high, w_stride, from + x.low_at, next, two, matrices);
         }
-        if (rows % matrix_rows != 0) configure(matrix_rows);
+        _tile_stored(1, second, line);
+        _tile_stored(0, sums, line);
+        if (two) _tile_stored(3, below + (second - sums), line);
+        if (two) _tile_stored(2, below, line);
     }
-    _tile_release();
 }
 
-// As multiply_tiles, but that scores are new: 0 of tiles that nobody sees.
-static void multiply_by_matrices(const HeadPart& x, const Tiles& tiles, unsigned rows,
-                                 const float* exact_w, const float* packed_w, std::size_t w_stride,
-                                 float* exact_y, float* packed_y, std::size_t y_stride, float* tile,
-                                 std::byte* memory) {
-    constexpr std::size_t rows_plane = std::size_t{prefill_max_rows} * max_head_dim * 2;
-    constexpr std::size_t lanes_plane = std::size_t{span_tokens} * max_head_dim * 2;
-    const bool keys = x.is_keys();
-    const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
-    const unsigned tile_steps = keys ? x.step_count : tile_tokens;
-    const std::size_t most_steps = keys ? x.step_count : span_tokens;
-    const std::size_t stride = (most_steps + matrix_steps - 1) / matrix_steps * matrix_bytes;
-    const auto block_of = [&](unsigned at) LOWKV_INLINE_LAMBDA -> const BlockView& {
-        return tiles.blocks[at / tiles.block_tokens];
-    };
-    for (unsigned at = 0; at < tiles.count;) {
-        if (!tiles.visible[at / tile_tokens]) {
-            if (keys) clear_scores(exact_y + at, rows, tile_tokens);
-            at += tile_tokens;
-            continue;
+// The tiles of a span that are multiplied: runs of neighbours of one kind, as matrices.
+struct SpanMatrices {
+    struct Run {
+        unsigned first, end;  // cells
+        bool exact;
+    } runs[span_tokens / tile_tokens];
+    unsigned count;
+    std::size_t stride;  // from 16 lanes to the next
+    std::byte* memory;
+    static constexpr std::size_t plane = std::size_t{span_tokens} * max_head_dim * 2;
+    static constexpr std::size_t rows_plane = std::size_t{rows_at_once} * max_head_dim * 2;
+
+    // In memory: rows' weights, then keys, then values.
+    void store(const HeadPart& x, const Tiles& tiles, float* tile, std::byte* all) {
+        count = 0;
+        const bool keys = x.is_keys();
+        const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
+        const unsigned tile_steps = keys ? x.step_count : tile_tokens;
+        const std::size_t most_steps = keys ? x.step_count : span_tokens;
+        stride = (most_steps + matrix_steps - 1) / matrix_steps * matrix_bytes;
+        memory = all + 2 * rows_plane + (keys ? 0 : 2 * plane);
+        for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
+            if (!tiles.visible[at / tile_tokens]) continue;
+            const BlockView& block = tiles.blocks[at / tiles.block_tokens];
+            const bool exact = x.is_exact(block);
+            if (count == 0 || runs[count - 1].end != at || runs[count - 1].exact != exact)
+                runs[count++] = {at, at, exact};
+            runs[count - 1].end = at + tile_tokens;
+            expand(x, block, at % tiles.block_tokens, tile);
+            store_lanes(tile, tile_lanes, tile_steps, stride, matrices(exact), at_cell(keys, at));
         }
-        const bool exact = x.is_exact(block_of(at));
-        const Matrices w = {memory, exact ? rows_plane : 0};
-        const Matrices lanes_of = {memory + 2 * rows_plane, exact ? lanes_plane : 0};
-        const unsigned first = at;
-        do {
-            const unsigned token = at - first;
-            expand(x, block_of(at), at % tiles.block_tokens, tile);
-            store_lanes(tile, tile_lanes, tile_steps, stride, lanes_of,
-                        keys ? token / lanes * stride : token / matrix_steps * matrix_bytes);
-            at += tile_tokens;
-        } while (at < tiles.count && tiles.visible[at / tile_tokens] &&
-                 x.is_exact(block_of(at)) == exact);
-        const unsigned steps = keys ? x.step_count : at - first;
+    }
+    Matrices matrices(bool exact) const { return {memory, exact ? plane : 0}; }
+    std::size_t at_cell(bool keys, unsigned at) const {
+        return keys ? at / lanes * stride : at / matrix_steps * matrix_bytes;
+    }
+};
+
+// As multiply_tiles, of at most rows_at_once rows.
+static void multiply_span(const HeadPart& x, const SpanMatrices& span, unsigned rows,
+                          const float* exact_w, const float* packed_w, std::size_t w_stride,
+                          float* exact_y, float* packed_y, std::size_t y_stride,
+                          std::byte* memory) {
+    const bool keys = x.is_keys();
+    configure(rows);
+    for (unsigned i = 0; i < span.count; ++i) {
+        const auto& [first, end, exact] = span.runs[i];
+        const Matrices w = {memory, exact ? SpanMatrices::rows_plane : 0};
+        Matrices lanes_of = span.matrices(exact);
+        lanes_of.high += span.at_cell(keys, first);
+        const unsigned steps = keys ? x.step_count : end - first;
         store_rows((exact ? exact_w : packed_w) + (keys ? 0 : first), w_stride, rows, steps, w);
-        multiply_matrices(w, rows, lanes_of, stride, keys ? at - first : x.lane_count,
-                          (steps + matrix_steps - 1) / matrix_steps, keys,
+        multiply_matrices(w, rows, lanes_of, span.stride, keys ? end - first : x.lane_count,
+                          (steps + matrix_steps - 1) / matrix_steps,
                           (exact ? exact_y : packed_y) + (keys ? first : 0), y_stride);
     }
+    _tile_release();
 }

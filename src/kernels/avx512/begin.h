@@ -26,6 +26,5 @@ LOWKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
 namespace lowkv::kernels::avx512 {
 
 #include "kernels/avx512/vocabulary.h"
-constexpr bool integers_for_many_rows = true;
 //
 #include "kernels/body/parts.h"

@@ -118,6 +118,7 @@ LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
 }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
 constexpr unsigned weight_planes = 2;
+constexpr bool integers_for_many_rows = true;
 LOWKV_INLINE void dot_shared(I (&sums)[2][2], I a, I b, const std::int16_t* w) {
     for (unsigned plane = 0; plane < 2; ++plane) {
         int bytes;  // one plane's alone: both would come by way of a general register

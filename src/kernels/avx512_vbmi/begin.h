@@ -29,6 +29,5 @@ LOWKV_TARGET_BEGIN(
 namespace lowkv::kernels::avx512_vbmi {
 
 #include "kernels/avx512/vocabulary.h"
-constexpr bool integers_for_many_rows = true;
 //
 #include "kernels/body/parts.h"

@@ -240,17 +240,27 @@ void decode(const Task& task) noexcept {
     running.finish(task);
 }
 
+// Of rows over one span of cells, span_tokens apart.
+LOWKV_INLINE void clear_scores(float* scores, unsigned rows, unsigned count) {
+    for (unsigned r = 0; r < rows; ++r) {
+        float* row = scores + std::size_t{r} * span_tokens;
+        for (unsigned i = 0; i < count; i += lanes) store(row + i, set(0.0f));
+    }
+}
+
 // The parts of a task's scratch.
 struct Scratch {
     ProductMemory* memory;
     float *q, *scores, *tile, *latent;
+    std::byte* matrices;  // where latent's begin, which come later
 
     explicit Scratch(const Task& task)
         : memory(reinterpret_cast<ProductMemory*>(task.scratch)),
           q(reinterpret_cast<float*>(memory + prefill_memories)),
           scores(q + std::size_t{2} * prefill_max_rows * max_head_dim),
           tile(scores + std::size_t{prefill_max_rows} * span_tokens),
-          latent(tile + std::size_t{tile_tokens} * max_head_dim) {
+          latent(tile + std::size_t{tile_tokens} * max_head_dim),
+          matrices(reinterpret_cast<std::byte*>(latent)) {
         const unsigned fours = (task.row_count + decode_max_rows - 1) / decode_max_rows;
         for (unsigned i = 0; i < fours; ++i) memory[i].clear();
     }
@@ -262,10 +272,6 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
                                  const float* exact_w, const float* packed_w, std::size_t w_stride,
                                  float* exact_y, float* packed_y, std::size_t y_stride,
                                  const Scratch& scratch) {
-    if (multiplies_matrices && !f32)
-        return multiply_by_matrices(x, tiles, rows, exact_w, packed_w, w_stride, exact_y, packed_y,
-                                    y_stride, scratch.tile,
-                                    reinterpret_cast<std::byte*>(scratch.latent));
     const bool keys = x.is_keys();
     const PartKernels& kernels = x.part.kernels();
     // The last few rows of a prompt are expanded as the others: results must not depend on chunks.
@@ -312,6 +318,10 @@ void prefill(const Task& task) noexcept {
     const float* packed_q = load_queries(task, scratch.q);
     Running<prefill_max_rows> running(task);
     const Head head(task);
+    const bool latent = task.plan->shape().latent();
+    const bool by_matrices = multiplies_matrices && !task.f32 && !latent;
+    const unsigned at_once = by_matrices ? rows_at_once : rows;
+    SpanMatrices keys, values;
 
     const unsigned end = visible_end(task), begin = visible_begin(task);
     for (unsigned cell = first_span(task, begin, end); cell < end; cell += span_tokens) {
@@ -345,26 +355,42 @@ void prefill(const Task& task) noexcept {
         if (!seen) continue;
         const unsigned last = (tiles.count - 1) / tokens;
         if (tiles.blocks[last].packed) tiles.count = (last + 1) * tokens;
-        if (!multiplies_matrices || task.f32) clear_scores(scores, rows, tiles.count);
-        multiply_tiles(head.keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim, scores,
-                       scores, span_tokens, scratch);
-        for (unsigned first = 0; first < rows; first += 4) {
-            const unsigned n = rows - first < 4 ? rows - first : 4;
-            for (unsigned r = 0; additive && r < n; ++r) {
-                const Row& row = task.rows[first + r];
-                row_bias[r] = r > 0 && row.mask == task.rows[first + r - 1].mask
-                                  ? row_bias[r - 1]
-                                  : load_bias(task, row, cell, bias[r]);
-            }
-            softmax(task, first, n, cell, tiles.count, row_bias,
-                    scores + std::size_t{first} * span_tokens, span_tokens, running.max + first,
-                    running.sum + first);
+        if (by_matrices) {
+            keys.store(head.keys, tiles, scratch.tile, scratch.matrices);
+            values.store(head.values, tiles, scratch.tile, scratch.matrices);
         }
-        if (task.plan->shape().latent())
-            multiply_latent(head.keys, tiles, rows, scores, task.out, scratch.tile, scratch.latent);
-        else
-            multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens,
-                           task.out, task.packed_out, head_dim, scratch);
+        for (unsigned from = 0; from < rows; from += at_once) {
+            const unsigned here = rows - from < at_once ? rows - from : at_once;
+            const std::size_t at = std::size_t{from} * head_dim;
+            clear_scores(scores, here, tiles.count);
+            if (by_matrices)
+                multiply_span(head.keys, keys, here, scratch.q + at, packed_q + at, head_dim,
+                              scores, scores, span_tokens, scratch.matrices);
+            else
+                multiply_tiles(head.keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim,
+                               scores, scores, span_tokens, scratch);
+            for (unsigned first = from; first < from + here; first += 4) {
+                const unsigned n = from + here - first < 4 ? from + here - first : 4;
+                for (unsigned r = 0; additive && r < n; ++r) {
+                    const Row& row = task.rows[first + r];
+                    row_bias[r] = r > 0 && row.mask == task.rows[first + r - 1].mask
+                                      ? row_bias[r - 1]
+                                      : load_bias(task, row, cell, bias[r]);
+                }
+                softmax(task, first, n, cell, tiles.count, row_bias,
+                        scores + std::size_t{first - from} * span_tokens, span_tokens,
+                        running.max + first, running.sum + first);
+            }
+            if (by_matrices)
+                multiply_span(head.values, values, here, scores, scores, span_tokens, task.out + at,
+                              task.packed_out + at, head_dim, scratch.matrices);
+            else if (latent)
+                multiply_latent(head.keys, tiles, rows, scores, task.out, scratch.tile,
+                                scratch.latent);
+            else
+                multiply_tiles(head.values, tiles, rows, task.f32, scores, scores, span_tokens,
+                               task.out, task.packed_out, head_dim, scratch);
+        }
     }
     running.finish(task);
 }

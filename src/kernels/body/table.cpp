@@ -20,11 +20,14 @@
 #include LOWKV_MATRICES
 #else
 constexpr bool multiplies_matrices = false;
-constexpr unsigned prefill_rows = 96;
+constexpr unsigned prefill_rows = 96, rows_at_once = prefill_rows;
 
-[[gnu::unused]] static void multiply_by_matrices(const HeadPart&, const Tiles&, unsigned,
-                                                 const float*, const float*, std::size_t, float*,
-                                                 float*, std::size_t, float*, std::byte*) {}
+struct SpanMatrices {
+    void store(const HeadPart&, const Tiles&, float*, std::byte*) {}
+};
+[[gnu::unused]] static void multiply_span(const HeadPart&, const SpanMatrices&, unsigned,
+                                          const float*, const float*, std::size_t, float*, float*,
+                                          std::size_t, std::byte*) {}
 #endif
 //
 #include "kernels/body/attend.h"

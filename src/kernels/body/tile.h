@@ -74,11 +74,3 @@ LOWKV_INLINE void multiply_exact(ExactProduct& product, unsigned rows) {
         default: return multiply.template operator()<4>();
     }
 }
-
-// Of rows over one span of cells, span_tokens apart.
-LOWKV_INLINE void clear_scores(float* scores, unsigned rows, unsigned count) {
-    for (unsigned r = 0; r < rows; ++r) {
-        float* row = scores + std::size_t{r} * span_tokens;
-        for (unsigned i = 0; i < count; i += lanes) store(row + i, set(0.0f));
-    }
-}
