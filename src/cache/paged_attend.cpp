@@ -21,8 +21,8 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
             refuse("page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
         const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
         Beside* beside = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
-        const std::byte* exact = beside != nullptr ? beside->exact : nullptr;
-        if (exact != nullptr) {
+        const bool exact = beside != nullptr && has_rows(static_cast<std::uint32_t>(number));
+        if (exact) {
             if (end - p * page_tokens_ > beside->rows) {
                 refuse("cell " + std::to_string(end - 1) + " of a sequence is row " +
                        std::to_string((end - 1) % page_tokens_) + " of page " +
@@ -33,14 +33,17 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
             if (!beside->packed) beside->first = p == 0 && sinks_ > 0;
             if ((p + 1) * page_tokens_ > window_first) beside->seen = step_;
         }
-        const bool packed = exact == nullptr && !in_place();
-        if (packed && beside == nullptr) require_seal(static_cast<std::uint32_t>(number));
-        const std::byte* block =
-            exact != nullptr ? exact : page(static_cast<std::uint32_t>(number));
-        const std::size_t values = packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
+        if (beside == nullptr && !in_place()) require_seal(static_cast<std::uint32_t>(number));
+        const std::byte* block = page(static_cast<std::uint32_t>(number));
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
-            step.views.push_back({block, block + values, packed});
-            block += packed ? plan_->packed_bytes() : plan_->exact_bytes();
+            if (exact)
+                step.views.push_back(
+                    rows_.view(first_slot(static_cast<std::uint32_t>(number)) + b));
+            else if (in_place())
+                step.views.push_back({block, block + plan_->exact_part_bytes(), false});
+            else
+                step.views.push_back({block, block + plan_->keys().bytes(), true});
+            block += in_place() ? plan_->exact_bytes() : plan_->packed_bytes();
         }
     }
 }
@@ -62,9 +65,7 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
         set_views(sequence, part.first_page, step);
         if (sinks_ > 0 && sequence.queries > 0 && sequence.cells >= page_tokens_) {
             const auto first = static_cast<std::uint32_t>(sequence.pages[0]);
-            const Beside* beside = beside_[first].get();
-            if ((beside == nullptr || beside->exact == nullptr) && has_sinks(first))
-                part.sinks = first;
+            if (!has_rows(first) && has_sinks(first)) part.sinks = first;
         }
         step.parts.push_back(part);
     }

@@ -4,6 +4,7 @@
 // first rows, keys then values.
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "cache/paged_step.h"
@@ -15,10 +16,6 @@
 
 namespace lowkv {
 namespace {
-
-std::size_t rows_bytes(const Plan& plan, std::uint32_t rows) {
-    return std::size_t{2} * rows * plan.shape().channels() * element_bytes(plan.rows());
-}
 
 // What its packed bytes and sinks mean; a window is the reader's own affair.
 std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks) {
@@ -35,7 +32,7 @@ std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t s
 std::size_t PagedLayer::whole_page_bytes(const Plan& plan, std::uint32_t page_tokens,
                                          std::uint32_t sinks) {
     const std::size_t blocks = page_bytes(plan, page_tokens);
-    return plan.scheme().exact() ? blocks : blocks + sizeof(seal_) + rows_bytes(plan, sinks);
+    return plan.scheme().exact() ? blocks : blocks + sizeof(seal_) + sinks * row_bytes(plan);
 }
 
 std::uint64_t PagedLayer::seal_of(const Plan& plan, std::uint32_t page_tokens,
@@ -70,28 +67,20 @@ bool PagedLayer::has_sinks(std::uint32_t number) const noexcept {
 
 std::vector<std::byte> PagedLayer::sinks_of(std::uint32_t number) const {
     if (!memory_.whole) return beside_[number]->sinks;
-    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
+    std::vector<std::byte> rows(sinks_ * row_bytes(*plan_));
     store_->device().copy_out(rows.data(), seal(number) + sizeof seal_, rows.size());
     return rows;
 }
 
 // Of a page that has just been packed, and the seal of a whole one.
 void PagedLayer::keep_sinks(std::uint32_t number) {
-    Beside& beside = *beside_[number];
-    const std::size_t channels = plan_->shape().channels();
-    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
-    const std::uint32_t block_tokens = plan_->block_tokens();
-    for (const Part part : {Part::keys, Part::values}) {
-        std::vector<BlockRows<const std::byte>> from;
-        for (std::uint32_t first = 0; first < sinks_; first += block_tokens)
-            from.push_back({beside.exact + first / block_tokens * plan_->exact_bytes(), 0,
-                            std::min(sinks_ - first, block_tokens),
-                            (part == Part::keys ? first : sinks_ + first) * channels});
-        store_->device().read_rows(*plan_, part, from,
-                                   {rows.data(), plan_->shape().head_dim, channels},
-                                   serial_executor());
-    }
-    store_->device().finish();
+    std::vector<std::byte> rows(sinks_ * row_bytes(*plan_));
+    const Shape& shape = plan_->shape();
+    const auto out = [&](std::size_t half) {
+        return of_one(
+            RowsOut{rows.data() + half * (rows.size() / 2), shape.head_dim, shape.channels()});
+    };
+    Blocks::read({&rows_, 1}, number * page_tokens_, sinks_, out(0), out(1), serial_executor());
     if (memory_.whole) {
         if (!rows.empty())
             store_->device().copy_in(seal(number) + sizeof seal_, rows.data(), rows.size());
@@ -99,21 +88,21 @@ void PagedLayer::keep_sinks(std::uint32_t number) {
         store_->device().finish();
         return;
     }
+    Beside& beside = *beside_[number];
     stats_.sink_bytes += rows.size() - beside.sinks.size();
     beside.sinks = std::move(rows);
 }
 
 // Into a page that was decoded: its first rows were never lost.
-void PagedLayer::restore_sinks(std::uint32_t number, std::byte* exact) const {
+void PagedLayer::restore_sinks(std::uint32_t number) {
     const std::vector<std::byte> rows = sinks_of(number);
-    const std::size_t channels = plan_->shape().channels();
-    for (const Part part : {Part::keys, Part::values}) {
-        std::vector<BlockRows<std::byte>> to;
-        add_rows(exact, {0, 0, sinks_, part == Part::keys ? 0 : sinks_}, channels, to);
-        store_->device().write_rows(*plan_, part, to,
-                                    {rows.data(), plan_->rows(), plan_->shape().head_dim, channels},
-                                    serial_executor());
-    }
+    const Shape& shape = plan_->shape();
+    std::vector<std::uint32_t> cells(sinks_);
+    std::iota(cells.begin(), cells.end(), number * page_tokens_);
+    const Rows keys{rows.data(), plan_->rows(), shape.head_dim, shape.channels()};
+    Rows values = keys;
+    values.data = rows.data() + rows.size() / 2;
+    rows_.write(cells, keys, values);
     store_->device().finish();
 }
 
