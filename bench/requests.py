@@ -44,7 +44,8 @@ def row_of(sums):
     mib = 2**20
     exact, packed = sums["cells_exact"], sums["cells_packed"]
     return {"tokens": exact + packed, "rows": exact * TOKEN_KIB / 1024, "unquantized": sums["bytes_exact"] / mib,
-            "packed": sums["bytes_packed"] / mib, "f16": (exact + packed) * TOKEN_KIB / 1024}
+            "packed": sums["bytes_packed"] / mib, "f16": (exact + packed) * TOKEN_KIB / 1024,
+            "told": sums["told_bytes"] / mib}
 
 
 def watch(path, options, busy):
@@ -55,7 +56,6 @@ def watch(path, options, busy):
         if not sums:
             continue
         last = row = row_of(sums)
-        row["told"] = options.told
         if row["tokens"] < LEAST:
             continue
         for name, ratio in (("unquantized", row["unquantized"] / max(row["rows"], 1e-9)),
@@ -96,8 +96,6 @@ def main():
         stats = Path(folder) / "stats.prom"
         by = (options.build / "bin/lowkv", "run", "--scheme", options.scheme, "--")
         with tools.server(Path(folder), *words, scheme=None, by=by, env={"LOWKV_STATS": str(stats)}) as server:
-            told = re.findall(r"KV buffer size = +([\d.]+) MiB", server.log_text())
-            options.told = sum(map(float, told))
             threads = [threading.Thread(target=client, args=(server, options, left, lock, draw))
                        for _ in range(options.chats or options.clients)]
             for thread in threads:

@@ -220,6 +220,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     if (!holds_cache_) return;
     ++stats.buffers;
     stats.scheme = setting_->text;
+    stats.told_bytes += memory_.bytes();
     const StoreStats store = store_ != nullptr ? store_->stats() : StoreStats{};
     stats.exact_bytes += store.exact_bytes;
     stats.packed_bytes += store.packed_bytes;

@@ -83,9 +83,9 @@ std::uint32_t row_block_tokens(const Scheme& scheme) {
     const auto has_positions = [](const LayerScheme& layer) {
         return layer.key.stage == Stage::pre;
     };
-    const bool fixed = has_positions(scheme.base) ||
+    const bool alike = has_positions(scheme.base) ||
                        std::ranges::any_of(scheme.overrides, has_positions, &LayerOverride::scheme);
-    return fixed ? unit_tokens(scheme) : std::min(block_tokens(LayerScheme{}), unit_tokens(scheme));
+    return alike ? unit_tokens(scheme) : std::min(block_tokens(LayerScheme{}), unit_tokens(scheme));
 }
 
 // Tokens that are taken back, or that conversations share, leave units that are not full: one more

@@ -15,7 +15,8 @@ namespace lowkv::ggml {
 
 // Tokens of a unit, which are as long as the longest block of any layer.
 std::uint32_t unit_tokens(const Scheme& scheme);
-// Rows of the blocks in which unquantized rows lie: short ones where only the newest stay so.
+// Rows of the blocks in which unquantized rows lie: short ones, as each conversation has one that
+// is not full, but for schemes whose rows have positions.
 std::uint32_t row_block_tokens(const Scheme& scheme);
 
 // Bytes that the keys or values of a layer take once they are packed, at most: of conversations

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cache_size.h"
 #include "ggml.h"
 #include "lowkv/error.h"
 
@@ -86,7 +85,7 @@ std::string LayerCache::why_not_packed() {
         ladder_ = std::make_shared<const Blocks::Ladder>(std::move(ladder));
         const bool waits = setting_->scheme.retention.young > 0 && !plan().scheme().exact();
         rows_ladder_ = ladder_;
-        if (waits || row_block_tokens(setting_->scheme) < plan().block_tokens())
+        if (waits || trackers_.front().groups().row_block() < plan().block_tokens())
             rows_ladder_ = std::make_shared<const Blocks::Ladder>(
                 1, std::make_shared<const Plan>(
                        waits ? parse_scheme(young_scheme).base : LayerScheme{}, shape_,

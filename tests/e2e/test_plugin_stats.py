@@ -82,6 +82,7 @@ def test_two_caches_while_running_and_after(folder):
             assert running["layers", cache, "plain"] == 0
             assert running["bytes", cache, "packed"] > 0
             assert running["cells", cache, "packed"] % 32 == 0
+            assert running["peak_bytes", cache, None] <= running["told_bytes", cache, None]
             assert running["encoded_blocks_total", cache, None] > 0
         s.complete(text(3, 1500), tokens=2)  # rewrites cells that are packed
         log = s.log
