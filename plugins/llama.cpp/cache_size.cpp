@@ -99,8 +99,9 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     if (packed == 0) return 0;
     const std::size_t unit = unit_tokens(scheme);
     Retention retention = scheme.retention;
-    const std::size_t sinks =
-        conversations * whole_sinks(retention, row_block_tokens(scheme)).sinks;
+    const std::uint32_t of_sinks =
+        retention.young > 0 ? row_block_tokens(scheme) : unit_tokens(scheme);
+    const std::size_t sinks = conversations * whole_sinks(retention, of_sinks).sinks;
     retention.sinks = 0;
     const MostBlocks most = most_blocks(retention, unit_tokens(scheme), conversations, cells);
     const std::size_t rows =
