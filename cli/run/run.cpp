@@ -257,9 +257,10 @@ int run(RunOptions& options) {
     const std::string mark = new_mark();
     platform::set_environment("LOWKV_RUN_MARK", mark);
     int messages = -1;
-    const pid_t child = start_child(program.command, messages);
+    const bool router = demand && is_router(program);
+    const pid_t child = start_child(program.command, messages, router);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program),
-                    mark);
+                    mark, router);
     // A download takes as long as it takes.
     double timeout = options.timeout;
     if (timeout == not_given) timeout = fetches_model(program) ? 0 : usual_timeout;

@@ -178,7 +178,12 @@ Keeper::State::State(const std::string& folder, double most_bytes, const Program
                 "): the server starts without them");
     }
     make_private(slots);
-    platform::replace_file(slots / "settings", text, true);
+    try {
+        if (lines_of(slots / "settings") != settings)
+            platform::replace_file(slots / "settings", text, true);
+    } catch (const std::exception& error) {  // a full disk: others are told less
+        say("--keep: " + folder_.string() + " can't be written to: " + error.what());
+    }
     worker_ = std::thread([this] { work(); });
 }
 
