@@ -88,10 +88,9 @@ void Watcher::judge_server(std::string_view line) {
         server = servers_.emplace(server, true, false, "", mark_);
         server->name_ = name;
     }
-    if (own)
-        server->judge(line);
-    else if (server == servers_.end() || !server->active_)
-        told_ += "lowkv: " + name + " has no packed cache; an encoder has none to pack\n";
+    if (own) return server->judge(line);
+    const std::string why = name + " has no packed cache; an encoder has none to pack";
+    if (server == servers_.end() || !server->active_) told_ += "lowkv: " + why + "\n";
 }
 
 std::string Watcher::problem(bool partial) const {

@@ -54,7 +54,7 @@ def test_the_number_of_the_process_is_part_of_a_name(folder, tiny):
         assert read(folder / f"{s.process.pid}.prom")
 
 
-@pytest.mark.parametrize("words, name", [((), "llama"), (("--alias", 'a/"b"\\\\c'), "a__b__c")])
+@pytest.mark.parametrize("words, name", [((), "llama"), (("--alias", 'a/"b"\\c'), "a__b__c")])
 def test_the_model_is_a_label_and_part_of_a_name(folder, tiny, words, name):
     with server(folder, "-c", 512, *words, scheme="lowkv2.8", model=tiny,
                 env={"LOWKV_STATS": str(folder / "of-%m.prom")}) as s:
