@@ -198,7 +198,7 @@ def attack(options, folder):
     scheme = None if options.scheme == "stock" else options.scheme
     stats = folder / "stats.prom" if scheme else None
     with tools.server(folder, "-c", SLOTS * CONTEXT, "-np", SLOTS, "-fa", "on", "-cram", 64, "--context-shift",
-                      "-lv", 4, "-t", 2, scheme=scheme, env={"LOWKV_STATS": str(stats)} if scheme else {}) as server:
+                      "-lv", 4, scheme=scheme, env={"LOWKV_STATS": str(stats)} if scheme else {}) as server:
         server.tools = tools
         trial = Trial(options, server, stats)
         trial.run()

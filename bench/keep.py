@@ -143,13 +143,13 @@ def stock(tools, _options, place, count):
 class Kills:
     def __init__(self, tools, options, place):
         self.tools, self.place, self.folder = tools, place, place / "kept"
-        self.lengths, self.source = [500, 700, 900, 1100], random.Random(options.seed)
+        self.lengths, self.source = [400, 500, 600, 700], random.Random(options.seed)
         self.found, self.worst = Counter(), 0
-        never = Serving(tools, place, self.lengths, folder=place / "never")
-        never.ready()
-        self.talks = Conversations(tools, never.server, self.lengths)
-        self.right = self.talks.begin(never.server)
-        never.end()
+        first = Serving(tools, place, self.lengths, folder=self.folder)
+        first.ready()
+        self.talks = Conversations(tools, first.server, self.lengths)
+        self.right = self.talks.begin(first.server)
+        first.end()
 
     def ask_all(self, serving):
         for number, length in enumerate(self.lengths):

@@ -238,9 +238,12 @@ bool starts_late(const Program& program) {
            (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
 }
 
+std::string model_of(const Program& program) {
+    return setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+}
+
 bool is_router(const Program& program) {
-    return program.name == "llama-server" && !fetches_model(program) &&
-           setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL").empty();
+    return program.name == "llama-server" && !fetches_model(program) && model_of(program).empty();
 }
 
 bool fetches_model(const Program& program) {

@@ -56,14 +56,14 @@ Book& book() {
 // loaded from; without what neither a label nor a file's name may have.
 std::string model_name() {
     std::ifstream words("/proc/self/cmdline", std::ios::binary);
-    std::string alias = platform::environment("LLAMA_ARG_ALIAS"),
-                model = platform::environment("LLAMA_ARG_MODEL");
+    std::string name = platform::environment("LLAMA_ARG_ALIAS"),
+                from = platform::environment("LLAMA_ARG_MODEL");
     for (std::string before, word; std::getline(words, word, '\0'); before = word) {
-        if (before == "-a" || before == "--alias") alias = word;
-        if (before == "-m" || before == "--model") model = platform::path_of(word).stem().string();
-        if (before == "-hf" || before == "--hf-repo") model = word;
+        if (before == "-a" || before == "--alias") name = word;
+        if (before == "-m" || before == "--model" || before == "-hf") from = word;
     }
-    std::string name = alias.empty() ? model : alias;
+    if (name.empty()) name = platform::text_of(platform::path_of(from).filename());
+    if (name.ends_with(".gguf")) name.resize(name.rfind('.'));
     std::ranges::replace_if(
         name, [](unsigned char c) { return c < ' ' || std::strchr("\"/\\", c); }, '_');
     return name;
