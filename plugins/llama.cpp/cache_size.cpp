@@ -70,6 +70,13 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
     return known.emplace_back(scheme, channels, measure(scheme, channels)).sizes;
 }
 
+// Beside sinks.
+MostBlocks window_blocks(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
+    Retention retention = scheme.retention;
+    retention.sinks = 0;
+    return most_blocks(retention, unit_tokens(scheme), conversations, cells);
+}
+
 }  // namespace
 
 std::uint32_t unit_tokens(const Scheme& scheme) {
@@ -83,6 +90,15 @@ std::uint32_t row_block_tokens(const Scheme& scheme) {
     return scheme.retention.young > 0 ? block_tokens(LayerScheme{}) : unit_tokens(scheme);
 }
 
+std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
+    const std::size_t unit = unit_tokens(scheme);
+    const std::size_t sinks =
+        conversations * whole_sinks(scheme.retention, row_block_tokens(scheme)).sinks;
+    return std::min<std::size_t>(
+        window_blocks(scheme, cells, conversations).unquantized * unit + sinks,
+        (cells + unit - 1) / unit * unit);
+}
+
 // Tokens that are taken back, or that conversations share, leave units that are not full: one more
 // is counted for each unquantized block.
 std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
@@ -93,14 +109,8 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
     const std::size_t unit = unit_tokens(scheme);
-    Retention retention = scheme.retention;
-    const std::size_t sinks =
-        conversations * whole_sinks(retention, row_block_tokens(scheme)).sinks;
-    retention.sinks = 0;
-    const MostBlocks most = most_blocks(retention, unit_tokens(scheme), conversations, cells);
-    const std::size_t rows =
-        std::min<std::size_t>(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) +
-        open * unit;
+    const MostBlocks most = window_blocks(scheme, cells, conversations);
+    const std::size_t rows = unquantized_rows(scheme, cells, conversations) + open * unit;
     return unit / block_tokens(codecs) * (most.unquantized + most.packed) * packed +
            rows * sizes.exact / block_tokens(codecs);
 }
