@@ -215,9 +215,8 @@ void set_environment(const Program& program, const RunOptions& options) {
 // llama-server moves idle slots to a cache that can't be reached from outside, unless told not to.
 std::unique_ptr<Keeper> keep_conversations(Program& program, const RunOptions& options) {
     if (options.keep.empty()) return nullptr;
-    auto keeper =
-        std::make_unique<Keeper>(options.keep, read_size("--keep-size", options.keep_size), program,
-                                 kept_settings(program, options.scheme, options.calibrations));
+    auto keeper = make_keeper(options.keep, read_size("--keep-size", options.keep_size), program,
+                              kept_settings(program, options.scheme, options.calibrations));
     add_options(program, {"--slot-save-path", platform::text_of(keeper->slots())});
     platform::set_environment("LLAMA_ARG_CACHE_IDLE_SLOTS", "0");
     show_message("lowkv: conversations in slots are kept in " + options.keep +

@@ -70,13 +70,6 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
     return known.emplace_back(scheme, channels, measure(scheme, channels)).sizes;
 }
 
-// Beside sinks.
-MostBlocks window_blocks(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
-    Retention retention = scheme.retention;
-    retention.sinks = 0;
-    return most_blocks(retention, unit_tokens(scheme), conversations, cells);
-}
-
 }  // namespace
 
 std::uint32_t unit_tokens(const Scheme& scheme) {
@@ -91,12 +84,12 @@ std::uint32_t row_block_tokens(const Scheme& scheme) {
 }
 
 std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
-    const std::size_t unit = unit_tokens(scheme);
-    const std::size_t sinks =
-        conversations * whole_sinks(scheme.retention, row_block_tokens(scheme)).sinks;
-    return std::min<std::size_t>(
-        window_blocks(scheme, cells, conversations).unquantized * unit + sinks,
-        (cells + unit - 1) / unit * unit);
+    const std::uint32_t unit = unit_tokens(scheme);
+    Retention window = scheme.retention;
+    window.sinks = 0;
+    const std::size_t rows = most_blocks(window, unit, conversations, cells).unquantized * unit;
+    const std::size_t sinks = whole_sinks(scheme.retention, row_block_tokens(scheme)).sinks;
+    return std::min(rows + conversations * sinks, (cells + unit - 1) / unit * unit);
 }
 
 // Tokens that are taken back, or that conversations share, leave units that are not full: one more
@@ -108,8 +101,8 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
-    const std::size_t unit = unit_tokens(scheme);
-    const MostBlocks most = window_blocks(scheme, cells, conversations);
+    const std::uint32_t unit = unit_tokens(scheme);
+    const MostBlocks most = most_blocks(scheme.retention, unit, conversations, cells);
     const std::size_t rows = unquantized_rows(scheme, cells, conversations) + open * unit;
     return unit / block_tokens(codecs) * (most.unquantized + most.packed) * packed +
            rows * sizes.exact / block_tokens(codecs);

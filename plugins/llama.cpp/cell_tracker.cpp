@@ -287,7 +287,8 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
 void CellTracker::pack_ready() {
     if (!packs_) return;
     if (budget_.limit > 0) return make_room();
-    crowded_ = exact_blocks() * groups_.row_block() > told_rows_ + previous_.size();
+    const std::size_t exact = exact_blocks() * groups_.row_block();
+    crowded_ = exact > told_rows_ && exact - told_rows_ > previous_.size();
     bool any = false;
     for (std::uint32_t g = 0; g < groups_.groups(); ++g)
         if (is_ready(groups_.group(g))) pack(g, any);
