@@ -153,7 +153,7 @@ class Trial:
         attacks = [attack for attack in ATTACKS if self.options.attack in ("all", attack.__name__)]
         while time.monotonic() < end or not self.rows:
             for attack in attacks:
-                for hostile in (False, True):
+                for hostile in (False, True) if time.monotonic() < end or not self.rows else ():
                     self.window((attack, hostile))
             self.worst = max(self.worst, kl(first, self.question()))
             held, peak = self.held()
