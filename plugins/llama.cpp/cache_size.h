@@ -19,6 +19,9 @@ std::uint32_t unit_tokens(const Scheme& scheme);
 // is not full, but for schemes whose rows have positions.
 std::uint32_t row_block_tokens(const Scheme& scheme);
 
+// Rows that so many conversations keep unquantized, at most.
+std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations);
+
 // Bytes that the keys or values of a layer take once they are packed, at most: of conversations
 // that share so many cells, the exact window of each included, and `open` units that shifts keep
 // unquantized (layer_shift.cpp). 0: no head size fits.

@@ -54,6 +54,18 @@ def test_the_number_of_the_process_is_part_of_a_name(folder, tiny):
         assert read(folder / f"{s.process.pid}.prom")
 
 
+@pytest.mark.parametrize("words, name", [((), "llama"), (("--alias", 'a/"b"\\c'), "a__b__c")])
+def test_the_model_is_a_label_and_part_of_a_name(folder, tiny, words, name):
+    with server(folder, "-c", 512, *words, scheme="lowkv2.8", model=tiny,
+                env={"LOWKV_STATS": str(folder / "of-%m.prom")}) as s:
+        s.complete("Once", 2)
+        time.sleep(INTERVAL + 0.5)
+        path = folder / f"of-{name}.prom"
+        labels = {s.labels["model"] for f in text_string_to_metric_families(path.read_text())
+                  if f.name not in OF_THE_PROCESS for s in f.samples}
+        assert labels == {name}
+
+
 def freed(log):
     """What each cache said when it was freed, in that order: the file's figures have to agree."""
     fields = r"cells packed (\d+), exact (\d+), bytes packed (\d+), exact (\d+), peak (\d+), reopened blocks (\d+)"
