@@ -136,8 +136,9 @@ class PagedLayer {
     struct Step;
 
     std::shared_ptr<Store> store_;
-    std::shared_ptr<const Plan> plan_, sink_plan_;
-    Blocks rows_;  // exact rows beside pages: cell = page * page_tokens + offset
+    std::shared_ptr<const Plan> plan_;
+    Blocks rows_;       // exact rows beside pages: cell = page * page_tokens + offset
+    Blocks sink_rows_;  // of one step's sinks that lie apart
     Retention retention_;
     std::uint32_t sinks_, sliding_, page_tokens_, spare_;
     std::uint32_t page_blocks_ = 0;
@@ -147,8 +148,7 @@ class PagedLayer {
     DeviceMemory own_memory_;                      // of pages that the host has no memory for
     std::vector<std::unique_ptr<Beside>> beside_;  // by page; null: nothing
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
-    DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
-    std::size_t sink_pages_ = 0;
+    std::vector<Blocks::Run> runs_;                // scratch, of write()
     std::uint64_t step_ = 0;
     std::uint64_t opened_;  // pages, from a number on that is the layer's own
     PagedStats stats_;
@@ -158,7 +158,7 @@ class PagedLayer {
     std::byte* page(std::uint32_t number) const noexcept {
         return memory_.data + number * memory_.stride;
     }
-    std::vector<Blocks::Run> runs_of(std::span<const std::int64_t> slots);
+    std::span<const Blocks::Run> runs_of(std::span<const std::int64_t> slots);
     void check_runs(std::span<const Blocks::Run> runs) const;
     std::uint32_t page_of(const Blocks::Run& run) const noexcept { return run.cell / page_tokens_; }
     std::uint32_t first_slot(std::uint32_t number) const noexcept { return number * page_blocks_; }
@@ -168,7 +168,8 @@ class PagedLayer {
     }
     void put_codes(std::span<const std::uint32_t> pages);
     void open(std::span<const Blocks::Run> runs);
-    void fill(std::uint32_t first, std::uint32_t count, std::span<const std::byte> row);
+    void fill(Blocks& table, std::uint32_t first, std::uint32_t count,
+              std::span<const std::byte> rows, std::size_t stride) const;
     void write_in_place(std::span<const Blocks::Run> runs, const Rows& keys, const Rows& values);
     // Of a key and a value.
     static std::size_t row_bytes(const Plan& plan) {
@@ -189,7 +190,6 @@ class PagedLayer {
     void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step) const;
     void update_query_stats(std::span<const PagedSequence> sequences, const Step& step);
-    bool is_packed(std::uint32_t number) const noexcept;
     const std::byte* statistics_of(std::uint32_t number) const;
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
@@ -198,9 +198,8 @@ class PagedLayer {
     void break_seal(std::uint32_t number) noexcept;
     bool has_sinks(std::uint32_t number) const noexcept;
     std::vector<std::byte> sinks_of(std::uint32_t number) const;
+    std::vector<std::byte> rows_at(std::uint32_t first, std::uint32_t count) const;
     void keep_sinks(std::uint32_t number);
-    void restore_sinks(std::uint32_t number);
-    void repeat_last(std::uint32_t number);
     void drop_unseen() noexcept;
     void evict(Executor& executor);
 };

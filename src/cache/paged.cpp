@@ -36,6 +36,13 @@ std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     return page_tokens / plan.block_tokens();
 }
 
+// Of blocks for the same rows, none packed.
+std::shared_ptr<const Blocks::Ladder> exact_ladder(const Plan& plan) {
+    return std::make_shared<const Blocks::Ladder>(
+        1, std::make_shared<const Plan>(LayerScheme{}, plan.shape(), plan.implementation(),
+                                        plan.layer(), LayerInputs{.rows = plan.rows()}));
+}
+
 }  // namespace
 
 std::size_t PagedLayer::page_bytes(const Plan& plan, std::uint32_t page_tokens) {
@@ -49,6 +56,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     : store_(std::move(store)),
       plan_(std::move(plan)),
       rows_(store_, std::make_shared<const Blocks::Ladder>(1, plan_)),
+      sink_rows_(store_, exact_ladder(*plan_)),
       retention_(retention),
       sinks_(sliding > 0 || plan_->scheme().exact() ? 0 : retention.sinks),
       sliding_(sliding),
@@ -82,11 +90,6 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (memory_.stride % alignment != 0 ||
         reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
         refuse("pages must begin at multiples of 64 bytes");
-    if (sinks_ > 0) {
-        sink_plan_ =
-            std::make_shared<const Plan>(LayerScheme{}, plan_->shape(), plan_->implementation(),
-                                         plan_->layer(), LayerInputs{.rows = plan_->rows()});
-    }
     if (memory_.whole && !in_place()) seal_ = seal_of(*plan_, page_tokens, sinks_);
     beside_.resize(memory.pages);
 }
@@ -101,8 +104,9 @@ PagedStats PagedLayer::stats() const noexcept {
 }
 
 // Cells that follow each other in a block.
-std::vector<Blocks::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) {
-    std::vector<Blocks::Run> runs;
+std::span<const Blocks::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) {
+    std::vector<Blocks::Run>& runs = runs_;
+    runs.clear();
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
@@ -156,7 +160,7 @@ void PagedLayer::put_codes(std::span<const std::uint32_t> pages) {
 void PagedLayer::open(std::span<const Blocks::Run> runs) {
     std::vector<std::uint32_t> opened, reopened;
     std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
-    std::vector<Blocks::Run> blocks(runs.begin(), runs.end());
+    std::vector<Blocks::Run> blocks;
     for (const Blocks::Run& run : runs) {
         const std::uint32_t number = page_of(run);
         if (has_rows(number) || std::ranges::count(opened, number) > 0) continue;
@@ -167,12 +171,16 @@ void PagedLayer::open(std::span<const Blocks::Run> runs) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b)
             blocks.push_back({&rows_, (first_slot(number) + b) * plan_->block_tokens(), 1, 0, 0});
     }
+    if (opened.empty()) return Blocks::open(runs);
+    blocks.insert(blocks.end(), runs.begin(), runs.end());
     exact_.reserve(exact_.size() + opened.size());
     put_codes(reopened);
     try {
         Blocks::open(blocks);
         for (const std::uint32_t number : reopened)
-            if (has_sinks(number)) restore_sinks(number);
+            if (has_sinks(number))
+                fill(rows_, number * page_tokens_, sinks_, sinks_of(number),
+                     plan_->shape().channels());
     } catch (...) {
         for (const std::uint32_t number : opened) drop_rows(number);
         throw;
@@ -188,50 +196,48 @@ void PagedLayer::open(std::span<const Blocks::Run> runs) {
     stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
 }
 
-// One row, keys and then values, to many cells.
-void PagedLayer::fill(std::uint32_t first, std::uint32_t count, std::span<const std::byte> row) {
+// Keys and then values, `stride` elements apart (0: one row), to a table's cells from `first` on.
+void PagedLayer::fill(Blocks& table, std::uint32_t first, std::uint32_t count,
+                      std::span<const std::byte> rows, std::size_t stride) const {
     std::vector<std::uint32_t> cells(count);
     std::iota(cells.begin(), cells.end(), first);
     const std::uint32_t head_dim = plan_->shape().head_dim;
-    rows_.write(cells, {row.data(), plan_->rows(), head_dim, 0},
-                {row.data() + row.size() / 2, plan_->rows(), head_dim, 0});
+    table.write(cells, {rows.data(), plan_->rows(), head_dim, stride},
+                {rows.data() + rows.size() / 2, plan_->rows(), head_dim, stride});
+    store_->device().finish();
 }
 
 // Rows of pages that are exact themselves.
 void PagedLayer::write_in_place(std::span<const Blocks::Run> runs, const Rows& keys,
                                 const Rows& values) {
     const std::uint32_t tokens = plan_->block_tokens();
-    const auto block = [&](std::uint32_t cell) {
-        return page(cell / page_tokens_) + cell % page_tokens_ / tokens * plan_->exact_bytes();
-    };
     for (const Blocks::Run& run : runs)
-        for (std::uint32_t b = 0; run.cell % page_tokens_ == 0 && b < page_blocks_; ++b)
-            store_->device().clear_rows(*plan_, block(run.cell + b * tokens), 0);
+        if (run.cell % page_tokens_ == 0) store_->device().clear(page(page_of(run)), page_bytes_);
+    std::vector<BlockRows<std::byte>> to;
     for (const Part part : {Part::keys, Part::values}) {
         const Rows& rows = part == Part::keys ? keys : values;
-        std::vector<BlockRows<std::byte>> to;
+        to.clear();
         for (const Blocks::Run& run : runs)
             to.push_back(
-                {block(run.cell), run.cell % tokens, run.count, run.token * rows.token_stride});
+                {page(page_of(run)) + run.cell % page_tokens_ / tokens * plan_->exact_bytes(),
+                 run.cell % tokens, run.count, run.token * rows.token_stride});
         store_->device().write_rows(*plan_, part, to, rows, serial_executor());
     }
+    store_->device().finish();
 }
 
 void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots) {
-    const std::vector<Blocks::Run> runs = runs_of(slots);
+    const std::span<const Blocks::Run> runs = runs_of(slots);
     for (const Blocks::Run& run : runs) valid(page_of(run));
     check_runs(runs);
-    if (in_place()) {
-        write_in_place(runs, keys, values);
-        return store_->device().finish();
-    }
+    if (in_place()) return write_in_place(runs, keys, values);
     open(runs);
-    const std::vector<std::byte> zeros(row_bytes(*plan_));
     const std::uint32_t tokens = plan_->block_tokens();
     for (const Blocks::Run& run : runs)
         for (std::uint32_t b = 0; run.cell % page_tokens_ == 0 && b < page_blocks_; ++b)
             if (rows_.view(run.cell / tokens + b).keys != nullptr)
-                fill(run.cell + b * tokens, tokens, zeros);
+                fill(rows_, run.cell + b * tokens, tokens,
+                     std::vector<std::byte>(row_bytes(*plan_)), 0);
     Blocks::write(runs, of_one(keys), of_one(values), false, serial_executor());
     for (const Blocks::Run& run : runs) {
         const std::uint32_t number = page_of(run), first = run.cell % page_tokens_;

@@ -24,15 +24,10 @@ void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step&
     evict(executor);
 }
 
-// What the host's memory has is packed.
-bool PagedLayer::is_packed(std::uint32_t number) const noexcept {
-    const Beside* beside = beside_[number].get();
-    return beside == nullptr || !has_rows(number) || beside->packed;
-}
-
 // The last block of a page that is packed, if the next page of its sequence may take its statistics
 // over.
 const std::byte* PagedLayer::statistics_of(std::uint32_t number) const {
+    if (has_rows(number) && !beside_[number]->packed) return nullptr;
     const std::byte* last = page(number) + (page_blocks_ - 1) * plan_->packed_bytes();
     std::array<std::byte, 2> first{};
     store_->device().copy_out(first.data(), last, first.size());
@@ -87,7 +82,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
                 const auto found = last_blocks.find(*entry.before);
                 if (found != last_blocks.end())
                     block.before = found->second;
-                else if (is_packed(*entry.before))
+                else
                     block.stats_from = statistics_of(*entry.before);
             }
         }
@@ -124,18 +119,6 @@ void PagedLayer::drop_unseen() noexcept {
     }
 }
 
-// As Blocks::pack() does: what is missing repeats the row before it.
-void PagedLayer::repeat_last(std::uint32_t number) {
-    const std::uint32_t rows = beside_[number]->rows;
-    std::vector<std::byte> last(row_bytes(*plan_));
-    const RowsOut key{last.data(), plan_->shape().head_dim, 0};
-    RowsOut value = key;
-    value.data = last.data() + last.size() / 2;
-    Blocks::read({&rows_, 1}, number * page_tokens_ + rows - 1, 1, of_one(key), of_one(value),
-                 serial_executor());
-    fill(number * page_tokens_ + rows, page_tokens_ - rows, last);
-}
-
 // Exact rows beyond `spare` that this step could do without: those of packed pages that it has not
 // touched first, then the oldest. Other pages that it has not touched are of sequences that have
 // ended, or wait; one that isn't full is packed as it is, so that it is right should its sequence
@@ -163,7 +146,9 @@ void PagedLayer::evict(Executor& executor) {
     for (const std::uint32_t number : idle) {
         Beside& beside = *beside_[number];
         if (beside.packed) continue;
-        if (beside.rows < page_tokens_) repeat_last(number);
+        // As Blocks::pack() does: what is missing repeats the row before it.
+        const std::uint32_t end = number * page_tokens_ + beside.rows;
+        fill(rows_, end, page_tokens_ - beside.rows, rows_at(end - 1, 1), 0);
         due.push_back({number});
     }
     pack(due, executor);
