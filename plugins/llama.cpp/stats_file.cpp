@@ -101,7 +101,7 @@ const Metric metrics[] = {
      "Highest sum of packed and exact bytes so far.",
      {{"", &CacheStats::peak_bytes}}},
     {"lowkv_cache_told_bytes",
-     "The most that packed and exact bytes can be, as llama.cpp was told.",
+     "The most that packed and exact bytes are between steps, as llama.cpp was told.",
      {{"", &CacheStats::told_bytes}}},
     {"lowkv_cache_cells",
      "Cells that hold something, by how they are held.",

@@ -49,11 +49,11 @@ def test_a_full_budget_is_kept_and_the_text_goes_on(tmp_path):
     assert len(words) > 20 and sum(w.strip(".,").isalpha() for w in words) > 0.8 * len(words)
 
 
-@pytest.mark.parametrize("unified", [[], ["--kv-unified", "--no-cache-idle-slots"]])
-def test_slots_share_it(tmp_path, unified):
+@pytest.mark.parametrize("unified, mib", [([], 4.25), (["--kv-unified", "--no-cache-idle-slots"], 3.5)])
+def test_slots_share_it(tmp_path, unified, mib):
     stats = tmp_path / "stats"
     model = models.llama(tmp_path / "model.gguf", layers=3)
-    budget = 4 * 2**20 + 2**18
+    budget = int(mib * 2**20)
     with server(tmp_path, "-c", 8192, "-np", 4, "-ub", 64, "-cram", 0, *unified, scheme="lowkv2", model=model,
                 env={"LOWKV_BUDGET": str(budget), "LOWKV_STATS": str(stats)}) as s:
         for turn in range(3):
