@@ -24,6 +24,7 @@ def lowkv(*args, stdin="", **env):
     return Run(done)
 
 
+@pytest.mark.long
 def test_compare_measures_against_exact(tmp_path):
     file = tmp_path / "compare.json"
     run = lowkv("compare", "-m", MODEL, "-f", TEXT, "--schemes", "exact,kivi4,kivi2", "--stock",

@@ -108,6 +108,7 @@ def test_other_prompt_caches_are_left_alone(given):
     assert "in place of" not in run.both, run.both
 
 
+@pytest.mark.long
 def test_what_waits_in_memory_takes_its_packed_size(tmp_path):
     """Eight conversations, and their hits when each goes on."""
     fat = llama(tmp_path / "fat.gguf", head_dim=128, heads=8, kv_heads=8, layers=8, keys={"context_length": 32768})

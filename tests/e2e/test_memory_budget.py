@@ -28,6 +28,7 @@ def figures(path):
             for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
 
 
+@pytest.mark.long
 def test_a_large_budget_is_exact():
     ours = completion("-c", 1024, budget="1GiB", prompt=STORY * 15)
     exact = complete("-c", 1024, prompt=STORY * 15, tokens=64, scheme="exact")
@@ -35,6 +36,7 @@ def test_a_large_budget_is_exact():
     assert_same_text(ours.out, exact.out, at_least=1000)
 
 
+@pytest.mark.long
 def test_a_full_budget_is_kept_and_the_text_goes_on(tmp_path):
     stats = tmp_path / "stats"
     run = completion("-c", 4096, "-ub", 128, budget="24MiB", prompt=STORY * 110, LOWKV_STATS=str(stats),
