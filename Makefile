@@ -61,8 +61,8 @@ lanes: ## the lanes of nightly: what each runs, and about how long
 check: ## one test: T=NAME, of C++ (sorted_codec), or of pytest (tests/e2e/test_run.py)
 	@test -n "$(T)" || { echo "make check needs T=NAME, for example T=sorted_codec or T=tests/e2e/test_run.py"; exit 1; }
 	case "$(T)" in
-	*e2e/*) $(MAKE) test-e2e LONG=1 E2E="$(T)" ;;
-	*python/*) $(MAKE) test-python LONG=1 PY="$(T)" ;;
+	*e2e/*) $(MAKE) test-e2e LONG=1 WORKERS=1 E2E="$(T)" ;;
+	*python/*) $(MAKE) test-python LONG=1 WORKERS=1 PY="$(T)" ;;
 	*) $(SETUP); $(call BUILD,$(PRESET),test_$(subst .,_,$(T))); "$(BIN)/test_$(subst .,_,$(T))" $(ARGS) ;;
 	esac
 
@@ -71,6 +71,9 @@ space := $(subst ,, )
 SHORT := $(if $(LONG),,-m "not long")
 E2E := tests/e2e
 PY := tests/python
+# Tests at once, by files: each takes one thread and up to a gigabyte.
+WORKERS ?= 2
+AT_ONCE = --timeout 300 $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile)
 
 .PHONY: test-cpp
 test-cpp: build ## C++ tests, every kernel on every implementation (LONG=1: every case, not every second)
@@ -83,7 +86,8 @@ test-eval: setup ## what the scripts of eval/ count and remember, and those that
 .PHONY: test-e2e
 test-e2e: build ## the plug-in and the command on a real model
 	@$(SETUP) text gemma venv-transformers
-	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest $(E2E) $(SHORT) $(PYTEST_ARGS)
+	LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest $(E2E) $(SHORT) $(AT_ONCE) \
+	    $(PYTEST_ARGS)
 
 .PHONY: test-long
 test-long: ## what `make test` leaves out because it is long: every second case of the kernels', tests of e2e and the package
@@ -162,7 +166,7 @@ test-python-cuda: package-cuda-emulated ## the Python package's caches on CUDA's
 
 .PHONY: test-python
 test-python: package ## the Python package, on the newest transformers
-	@$(call PYTEST,$(call dep,LOWKV_LMCACHE),$(PY) $(SHORT))
+	@$(call PYTEST,$(call dep,LOWKV_LMCACHE),$(PY) $(SHORT) $(AT_ONCE))
 
 .PHONY: test-older-transformers
 test-older-transformers: package ## the Python package on the previous and the oldest transformers

@@ -148,8 +148,8 @@ class Soak:
 
     def stats(self):
         found = Counter()
-        for name, state, value in re.findall(r'^lowkv_cache_(\w+)\{cache="\d+",scheme="[^"]*"(?:,state="(\w+)")?\} '
-                                             r"(\d+)$", self.stats_path.read_text(), re.M):
+        for name, state, value in re.findall(r'^lowkv_cache_(\w+)\{[^}]*?(?:state="(\w+)")?\} (\d+)$',
+                                             self.stats_path.read_text(), re.M):
             found[f"{name} {state}".strip()] += int(value)
         return dict(found)
 

@@ -55,10 +55,6 @@ int main(int argc, char** argv) {
     char** end = argv + argc;
     char** dashes = std::find(argv, end, std::string_view("--"));
     const std::vector<std::string> words(dashes == end ? end : dashes + 1, end);
-    // llama.cpp's short name for it has two letters, which CLI11's can't.
-    char parallel[] = "--parallel";
-    for (char** word = argv; word < end && argc > 1 && std::string_view(argv[1]) == "plan"; ++word)
-        if (std::string_view(*word) == "-np") *word = parallel;
     int status = 0;
     cli::add_generate(app, status);
     cli::add_compare(app, status);

@@ -3,6 +3,7 @@
 one by turn, as far as its time goes; `make nightly` takes all. What was not run is named at the end."""
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,19 @@ class Lane(NamedTuple):
     seconds: int  # on 2 slow cores, with the builds of `make test` there
     sources: tuple  # folders and files: where one changes, the lane comes first
     tools: tuple = ()  # programs that it needs
+
+
+# Where each is in Debian, with what it needs beside it.
+PACKAGES = {
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    "qemu-aarch64": "qemu-user",
+    "x86_64-w64-mingw32-g++-posix": "g++-mingw-w64-x86-64-posix",
+    "/usr/lib/wine/wine64": "wine64",
+    "clinfo": "clinfo pocl-opencl-icd opencl-c-headers ocl-icd-opencl-dev",
+    "oclgrind": "oclgrind opencl-c-headers ocl-icd-opencl-dev",
+    "ocloc": "intel-opencl-icd opencl-c-headers ocl-icd-opencl-dev",
+    "hipcc": "hipcc",
+}
 
 
 LANES = (
@@ -80,9 +94,12 @@ def due(lanes, changed, landings):
     return [lane for lane in by_turn if touched(lane) or lane is by_turn[0]]
 
 
-def run(lane):
+def run(lane, install):
     """How it ended, in words, and whether that is good."""
     for tool in lane.tools:
+        if install and tool in PACKAGES and not shutil.which(tool):
+            subprocess.run(f"apt-get update -qq && apt-get install -qqy --no-install-recommends {PACKAGES[tool]}",
+                           shell=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
         if not shutil.which(tool):
             return f"skipped: there is no {tool} here", True
     print(f"\n==== lane {lane.name}: make {lane.command}", flush=True)
@@ -97,6 +114,7 @@ def main():
     parser.add_argument("--all", action="store_true", help="all, whatever time they take")
     parser.add_argument("--within", type=int, metavar="SECONDS",
                         help="those that are due, but begin none that may not end in this time")
+    parser.add_argument("--install", action="store_true", help="what they need and this machine lacks, by apt-get")
     parser.add_argument("--list", action="store_true", help="print them, run nothing")
     arguments = parser.parse_args()
     unknown = set(arguments.lane) - {lane.name for lane in LANES}
@@ -119,7 +137,7 @@ def main():
         if time.monotonic() + lane.seconds > end:
             results.append((lane.name, f"skipped: no time for its {lane.seconds} s"))
             continue
-        ended, passed = run(lane)
+        ended, passed = run(lane, arguments.install)
         results.append((lane.name, ended))
         good &= passed
     print("\n==== lanes")

@@ -226,9 +226,11 @@ void require_caches(const Options& options, const AttentionShape& shape) {
     const double caches = cases * shape.tokens * shape.kv_heads * dim * 2 * sizeof(ggml_fp16_t);
     const double queries = prefill_queries * (cases + 1) * shape.q_heads * dim * sizeof(float);
     const double masks = 1.0 * prefill_queries * shape.tokens * sizeof(ggml_fp16_t);
-    require_memory("heads " + shape.heads() + ", " + count(shape.tokens) + " tokens need about ",
-                   caches + queries + masks, " for all caches at once",
-                   "use fewer --tokens, --schemes or --peers");
+    const auto free = static_cast<double>(available_memory());
+    if (free > 0 && caches + queries + masks > free)
+        throw Failure("heads " + shape.heads() + ", " + count(shape.tokens) + " tokens need " +
+                      bytes(caches + queries + masks) + " for all caches at once, and " +
+                      bytes(free) + " are available: use fewer --tokens, --schemes or --peers");
 }
 
 int bench_attention(Options options) {

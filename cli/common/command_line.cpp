@@ -1,5 +1,6 @@
 #include "common/command_line.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -103,8 +104,12 @@ std::vector<std::string> CommandLine::commands() const {
 std::string CommandLine::help() const { return app_->help(); }
 
 int CommandLine::parse(int argc, const char* const* argv) {
+    std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+    // llama.cpp's short name for it has two letters, which CLI11's can't.
+    if (!words.empty() && words[0] == "plan") std::ranges::replace(words, "-np", "--parallel");
+    std::ranges::reverse(words);  // as CLI11 takes them
     try {
-        app_->parse(argc, argv);
+        app_->parse(words);
         return 0;
     } catch (const CLI::ParseError& error) {
         return app_->exit(error) == 0 ? 0 : 2;

@@ -35,14 +35,6 @@ unsigned find_threads() {
 
 }  // namespace
 
-void require_memory(const std::string& what, double needed, const std::string& how,
-                    const std::string& remedy) {
-    const std::size_t free = available_memory();
-    if (free == 0 || needed <= static_cast<double>(free)) return;
-    throw Failure(what + bytes(needed) + how + ", and " + bytes(free) +
-                  " are available: " + remedy);
-}
-
 std::string executable_directory() {
     const std::filesystem::path self = executable_file();
     return self.empty() ? "." : platform::text_of(self.parent_path());

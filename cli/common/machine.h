@@ -17,9 +17,6 @@ std::string processor_name();
 // In bytes, all of it and what is free now; at most what a container leaves of it.
 std::size_t system_memory();
 std::size_t available_memory();
-// Throws Failure where `what` needs more bytes than that: "WHAT3.1 GiB HOW, and ... are available".
-void require_memory(const std::string& what, double needed, const std::string& how,
-                    const std::string& remedy);
 std::string executable_directory();
 std::string environment(const char* name);  // empty when unset
 

@@ -33,8 +33,8 @@ Output output_of(const std::vector<std::string>& words, bool quiet);
 // The program that `lowkv run` runs: a child that gets our signals, and whose messages we read.
 
 // Starts it; from now on this process passes on to it what signals it gets. `messages` becomes the
-// end of the pipe that its stderr is. A `deaf` one reads and writes nothing else. Throws Failure.
-pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf = false);
+// end of the pipe that its stderr is, and its stdout if `whole`. Throws Failure.
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool whole);
 
 // Returns the text that came within so many milliseconds, maybe none; no value at the end.
 std::optional<std::string> read_some(int descriptor, int milliseconds);

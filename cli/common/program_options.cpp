@@ -238,6 +238,14 @@ bool starts_late(const Program& program) {
            (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
 }
 
+std::string model_of(const Program& program) {
+    return setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+}
+
+bool is_router(const Program& program) {
+    return program.name == "llama-server" && !fetches_model(program) && model_of(program).empty();
+}
+
 bool fetches_model(const Program& program) {
     return !setting_of(program, {"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO").empty() ||
            !setting_of(program, {"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL").empty() ||

@@ -58,6 +58,10 @@ std::string conversations_of(const Program& program);
 // listens; but neither with --no-warmup and a draft that rolls a recurrent state back.
 bool starts_late(const Program& program);
 
+std::string model_of(const Program& program);  // its file; empty: none
+// Whether it is a llama-server that starts one for each model that it is asked for.
+bool is_router(const Program& program);
+
 // Whether it fetches its model, and loads none before it has all of it.
 bool fetches_model(const Program& program);
 

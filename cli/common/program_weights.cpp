@@ -188,7 +188,7 @@ void put_weights_on(Program& program, const std::string& names) {
             program.name);
     require_nothing_else(program);
     const std::vector<Device> devices = chosen_devices(program, names);
-    const std::string path = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+    const std::string path = model_of(program);
     const std::optional<Model> model = model_without_weights(path);
     const std::uint32_t layers = model ? model->layers() : 0;
     if (layers == 0 && devices.size() > 1)

@@ -14,12 +14,12 @@ namespace {
 double as_double(std::uint64_t value) { return static_cast<double>(value); }
 
 // The bytes of one layer.
-double held_bytes(const StoredLayers& stored, std::uint64_t tokens) {
-    tokens = std::min(tokens, stored.most_tokens);
-    const PackedTokens range = packed_tokens(stored.retention, stored.block_tokens, tokens);
-    const std::uint64_t packed = (range.end - range.first) / stored.block_tokens;
-    const std::uint64_t exact = ceil_div(tokens, stored.block_tokens) - packed;
-    return as_double(exact) * stored.exact_bytes + as_double(packed) * stored.packed_bytes;
+double held_bytes(const StoredLayers& layer, std::uint64_t tokens) {
+    tokens = std::min(tokens, layer.most_tokens);
+    const PackedTokens range = packed_tokens(layer.retention, layer.block_tokens, tokens);
+    const std::uint64_t packed = range.end - range.first;
+    const double rows = as_double(ceil_div(tokens - packed, layer.row_tokens)) * layer.row_tokens;
+    return (rows * layer.exact_bytes + as_double(packed) * layer.packed_bytes) / layer.block_tokens;
 }
 
 }  // namespace

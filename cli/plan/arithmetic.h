@@ -18,6 +18,7 @@ struct StoredLayers {
     std::uint32_t layers = 0;
     std::uint32_t numbers = 0;  // of a token: Shape::numbers()
     std::uint32_t block_tokens = 1;
+    std::uint32_t row_tokens = 1;            // of a block of rows that are not packed
     double exact_bytes = 0;                  // of one layer's block, keys and values
     double packed_bytes = 0;                 // the same block once packed, metadata included
     std::uint64_t most_tokens = all_tokens;  // that a sequence keeps: fewer where a layer slides

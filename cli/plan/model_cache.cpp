@@ -51,13 +51,15 @@ StoredCache packed_cache(const ModelShape& shape, const Scheme& scheme) {
             ++end;
         if (first.kv_heads == 0) continue;
         const Plan plan = neutral_plan(codecs, first);
-        cache.push_back({.layers = end - layer,
-                         .numbers = first.numbers(),
-                         .block_tokens = plan.block_tokens(),
-                         .exact_bytes = static_cast<double>(plan.exact_bytes()),
-                         .packed_bytes = static_cast<double>(plan.packed_bytes()),
-                         .most_tokens = most,
-                         .retention = scheme.retention});
+        cache.push_back(
+            {.layers = end - layer,
+             .numbers = first.numbers(),
+             .block_tokens = plan.block_tokens(),
+             .row_tokens = std::min(plan.block_tokens(), ggml::row_block_tokens(scheme)),
+             .exact_bytes = static_cast<double>(plan.exact_bytes()),
+             .packed_bytes = static_cast<double>(plan.packed_bytes()),
+             .most_tokens = most,
+             .retention = scheme.retention});
     }
     return cache;
 }

@@ -75,7 +75,7 @@ void check_settings(const RunOptions& options) {
 
 void check_models(const Program& program, const RunOptions& options) {
     std::vector<std::string> models = values_of(program, {"-m", "--model"});
-    if (models.empty()) models.push_back(setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL"));
+    if (models.empty()) models.push_back(model_of(program));
     for (const std::string& model : models)
         check_model(model, options.scheme, options.calibrations);
 }

@@ -27,24 +27,20 @@ std::string hexadecimal(std::uint64_t number);  // 16 digits
 
 class Keeper {
   public:
-    // Takes the folder for this process, and tells what is there of other settings. Throws Failure
-    // where another server has it, UsageError where the command can't be served.
-    Keeper(const std::string& folder, double most_bytes, const Program& program,
-           const std::vector<std::string>& settings);
-    ~Keeper();
-    Keeper(const Keeper&) = delete;
-    Keeper& operator=(const Keeper&) = delete;
+    virtual ~Keeper() = default;
 
-    const std::filesystem::path& slots() const;  // for --slot-save-path
+    virtual const std::filesystem::path& slots() const = 0;  // for --slot-save-path
     // The server's messages: where it listens, and which slots come to rest.
-    void read(std::string_view messages);
+    virtual void read(std::string_view messages) = 0;
     // Saves what has not been saved yet; finished() once that is done.
-    void finish();
-    bool finished() const;
-
-  private:
-    class State;
-    std::unique_ptr<State> state_;
+    virtual void finish() = 0;
+    virtual bool finished() = 0;
 };
+
+// Takes the folder for this process, and tells what is there of other settings. Throws Failure
+// where another server has it, UsageError where the command can't be served.
+std::unique_ptr<Keeper> make_keeper(const std::string& folder, double most_bytes,
+                                    const Program& program,
+                                    const std::vector<std::string>& settings);
 
 }  // namespace lowkv::cli

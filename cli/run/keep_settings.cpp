@@ -83,7 +83,7 @@ std::string hexadecimal(std::uint64_t number) {
 
 std::vector<std::string> kept_settings(const Program& program, const std::string& scheme,
                                        const std::vector<std::string>& calibrations) {
-    const std::string model = setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
+    const std::string model = model_of(program);
     if (model.empty()) throw UsageError("--keep needs the model's file: name it with -m");
     std::vector<std::string> settings = {"model: " + fingerprint(model), "scheme: " + scheme,
                                          "format: " + std::to_string(image_version)};

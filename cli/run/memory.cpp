@@ -24,10 +24,6 @@ namespace {
 constexpr double mebibyte = 1 << 20;
 constexpr std::uint64_t usual_tokens = 4096;  // of a conversation that waits
 
-std::string model_of(const Program& program) {
-    return setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
-}
-
 // A conversation of usual_tokens that waits, in bytes.
 struct Waiting {
     double f16 = 0, resident = 0, weights = 0;

@@ -215,9 +215,8 @@ void set_environment(const Program& program, const RunOptions& options) {
 // llama-server moves idle slots to a cache that can't be reached from outside, unless told not to.
 std::unique_ptr<Keeper> keep_conversations(Program& program, const RunOptions& options) {
     if (options.keep.empty()) return nullptr;
-    auto keeper =
-        std::make_unique<Keeper>(options.keep, read_size("--keep-size", options.keep_size), program,
-                                 kept_settings(program, options.scheme, options.calibrations));
+    auto keeper = make_keeper(options.keep, read_size("--keep-size", options.keep_size), program,
+                              kept_settings(program, options.scheme, options.calibrations));
     add_options(program, {"--slot-save-path", platform::text_of(keeper->slots())});
     platform::set_environment("LLAMA_ARG_CACHE_IDLE_SLOTS", "0");
     show_message("lowkv: conversations in slots are kept in " + options.keep +
@@ -257,9 +256,10 @@ int run(RunOptions& options) {
     const std::string mark = new_mark();
     platform::set_environment("LOWKV_RUN_MARK", mark);
     int messages = -1;
-    const pid_t child = start_child(program.command, messages);
+    const bool router = demand && is_router(program);
+    const pid_t child = start_child(program.command, messages, router);
     Watcher watcher(program.name != "llama-bench", starts_late(program), reason_elsewhere(program),
-                    mark);
+                    mark, router);
     // A download takes as long as it takes.
     double timeout = options.timeout;
     if (timeout == not_given) timeout = fetches_model(program) ? 0 : usual_timeout;

@@ -16,9 +16,9 @@ std::string Watcher::read(std::string_view text) {
     unseen_.erase(0, seen.size());
 
     line_ += text;
-    take_lines(line_, [&](std::string_view line) { judge(line); });
+    take_lines(line_, [&](std::string_view line) { serves_ ? judge_server(line) : judge(line); });
     if (line_.size() > 65536) line_.clear();  // no message of llama.cpp is that long
-    return seen;
+    return seen + std::exchange(told_, "");
 }
 
 std::string Watcher::end() {
@@ -68,7 +68,6 @@ void Watcher::judge_start(std::string_view line) {
         return;
     }
     if (says(" compute buffer size") && !other_.empty()) stranger_ = other_;
-    router_ = router_ || says("in router mode") || says("starting router server");
     const bool listens = says("listening on http") || says("all slots are idle");
     if (listens && late_start_)
         waits_ = true;
@@ -76,11 +75,28 @@ void Watcher::judge_start(std::string_view line) {
         stranger_ = line;
 }
 
+// Its own words, which have the mark, can have it stopped; any other line may be a client's, which
+// the log quotes.
+void Watcher::judge_server(std::string_view line) {
+    const bool own = line.find(mark_) != std::string_view::npos;
+    const std::size_t begin = line.find('['), end = line.find("] ");
+    if (begin > end || end == std::string_view::npos) return;
+    if (!own && line.find("listening on http") == std::string_view::npos) return;
+    const std::string name(line.substr(begin, end + 1 - begin));
+    auto server = std::ranges::find(servers_, name, &Watcher::name_);
+    if (own && server == servers_.end()) {
+        server = servers_.emplace(server, true, false, "", mark_);
+        server->name_ = name;
+    }
+    if (own) return server->judge(line);
+    const std::string why = name + " has no packed cache; an encoder has none to pack";
+    if (server == servers_.end() || !server->active_) told_ += "lowkv: " + why + "\n";
+}
+
 std::string Watcher::problem(bool partial) const {
-    if (router_)
-        return "without a model it is a router, which keeps the messages of its servers from lowkv "
-               "run: name a model (-m, -hf), or start it by hand with GGML_BACKEND_PATH and -dev "
-               "LOWKV";
+    for (const Watcher& server : servers_)
+        if (const std::string problem = server.problem(partial); !problem.empty())
+            return "its server " + server.name_ + ": " + problem;
     if (!partial && !denial_.empty())
         return "lowkv can't pack " + denial_ + "; --partial lets it run all the same";
     if (!partial && active_ && !elsewhere_.empty())
@@ -104,7 +120,7 @@ std::string Watcher::elsewhere() const {
 }
 
 std::string Watcher::lack(bool succeeded) const {
-    if (active_) return "";
+    if (active_ || serves_) return "";
     if (!denial_.empty()) return "lowkv can't pack " + denial_;
     if (!elsewhere_.empty()) return "lowkv can't pack any layer: " + elsewhere();
     if (!refused_.empty()) return "lowkv can't pack any layer: " + refused_;

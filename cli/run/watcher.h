@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace lowkv::cli {
 
@@ -13,13 +14,17 @@ class Watcher {
     // A server may compute nothing before it listens (`late_start`). `advice` says why layers may
     // be in other memory. `mark`: what the plug-in's lines end with. A server's log quotes its
     // clients, who can't know it.
-    Watcher(bool one_cache, bool late_start, std::string advice, std::string mark)
+    Watcher(bool one_cache, bool late_start, std::string advice, std::string mark,
+            bool router = false)
         : advice_(std::move(advice)),
           mark_(std::move(mark)),
           one_cache_(one_cache),
-          late_start_(late_start) {}
+          late_start_(late_start),
+          waits_(router),
+          serves_(router) {}
     // Returns what people should see of the text so far: without marks, and without what may
     // become one.
+    // A router's output has the messages of its servers, each with "[its port]".
     std::string read(std::string_view text);
     std::string end();  // no more is to come: what read() has kept back
     bool active() const { return active_; }
@@ -38,6 +43,7 @@ class Watcher {
   private:
     void judge(std::string_view line);
     void judge_start(std::string_view line);
+    void judge_server(std::string_view line);
     std::string elsewhere() const;
 
     std::string line_;
@@ -51,10 +57,11 @@ class Watcher {
     bool one_cache_, late_start_;
     bool active_ = false;
     bool ours_ = false;  // memory of the device LOWKV holds a cache
-    bool waits_ = false;
-    bool nothing_ = false;    // is packed
-    bool none_ours_ = false;  // when a cache elsewhere was made, none had been made by the plug-in
-    bool router_ = false;     // it starts servers of its own, whose messages go elsewhere
+    bool waits_, serves_;
+    bool nothing_ = false;     // is packed
+    bool none_ours_ = false;   // when a cache elsewhere was made, none had been made by the plug-in
+    std::string name_, told_;  // "[50123]" of a router's server; what to tell of its servers
+    std::vector<Watcher> servers_;
 };
 
 }  // namespace lowkv::cli

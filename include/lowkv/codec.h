@@ -170,10 +170,6 @@ Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rop
 // or variances of.
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
-// The most bytes of a layer that conversations hold: see most_blocks().
-std::uint64_t most_bytes(const Plan& plan, const Retention& retention, std::uint64_t conversations,
-                         std::uint64_t tokens) noexcept;
-
 // Packs one block of f16 rows (plan.f16_bytes(), layout above) into `packed`
 // (plan.packed_bytes()): what the heads share first, then heads [first, last), in any order.
 void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept;

@@ -81,7 +81,6 @@ class PagedLayer {
     PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
                const Retention& retention, std::uint32_t sliding, std::uint32_t page_tokens,
                const PageMemory& memory, std::uint32_t spare);
-    ~PagedLayer();
     PagedLayer(const PagedLayer&) = delete;
     PagedLayer& operator=(const PagedLayer&) = delete;
 
@@ -98,7 +97,8 @@ class PagedLayer {
 
     // Row i of each, [token][head][channel], goes to cell slots[i] % page_tokens of page slots[i] /
     // page_tokens; a negative slot to none. A page is written from its first cell on; rows written
-    // again (a guess that was rejected) end what the page has.
+    // again (a guess that was rejected) end what the page has. Rows beside pages count in the
+    // store's budget: Error(over_budget).
     void write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots);
 
     // io: q and out of all of the step's tokens, in the host's memory, whatever the device, because
@@ -116,22 +116,16 @@ class PagedLayer {
     using Mark = std::array<std::byte, 64>;
     // What lies beside a page of the host's.
     struct Beside {
-        std::byte* exact = nullptr;  // its blocks, exact; null: they are only packed
-        std::uint32_t rows = 0;      // written
-        bool packed = false;         // what the host's memory has is valid
-        bool first = false;          // of a sequence that was seen, with sinks
-        std::uint64_t used = 0;      // the last step that read or wrote it
-        std::uint64_t seen = 0;      // the last step with it in a sequence's window
-        Mark mark{};                 // of the page as the layer has left it
+        std::uint32_t rows = 0;  // written
+        bool packed = false;     // what the host's memory has is valid
+        bool first = false;      // of a sequence that was seen, with sinks
+        std::uint64_t used = 0;  // the last step that read or wrote it
+        std::uint64_t seen = 0;  // the last step with it in a sequence's window
+        Mark mark{};             // of the page as the layer has left it
         // Of the sequence that begins with the page, until a page of it leads.
         std::unique_ptr<QueryEnergy> queries;
         std::vector<std::byte> sinks;  // rows, keys then values, of a sequence's first page, not of
                                        // a whole one
-    };
-    // Rows of a page that follow each other.
-    struct Run {
-        std::uint32_t page, first, count;
-        std::size_t row;
     };
     // A page to be packed.
     struct Due {
@@ -142,7 +136,9 @@ class PagedLayer {
     struct Step;
 
     std::shared_ptr<Store> store_;
-    std::shared_ptr<const Plan> plan_, sink_plan_;
+    std::shared_ptr<const Plan> plan_;
+    Blocks rows_;       // exact rows beside pages: cell = page * page_tokens + offset
+    Blocks sink_rows_;  // of one step's sinks that lie apart
     Retention retention_;
     std::uint32_t sinks_, sliding_, page_tokens_, spare_;
     std::uint32_t page_blocks_ = 0;
@@ -152,30 +148,40 @@ class PagedLayer {
     DeviceMemory own_memory_;                      // of pages that the host has no memory for
     std::vector<std::unique_ptr<Beside>> beside_;  // by page; null: nothing
     std::vector<std::uint32_t> exact_;             // the pages with exact rows, in no order
-    DeviceMemory sink_memory_;                     // of one step's sinks, as blocks
-    std::size_t sink_pages_ = 0;
+    std::vector<Blocks::Run> runs_;                // scratch, of write()
     std::uint64_t step_ = 0;
     std::uint64_t opened_;  // pages, from a number on that is the layer's own
     PagedStats stats_;
 
     bool in_place() const noexcept { return plan_->scheme().exact(); }
-    std::size_t exact_page_bytes() const noexcept { return page_blocks_ * plan_->exact_bytes(); }
     bool own() const noexcept { return own_memory_.data() != nullptr; }
     std::byte* page(std::uint32_t number) const noexcept {
         return memory_.data + number * memory_.stride;
     }
-    std::vector<Run> runs_of(std::span<const std::int64_t> slots) const;
-    void check_runs(std::span<const Run> runs) const;
-    // The run's rows in each block.
-    void add_rows(std::byte* exact, const Run& run, std::size_t token_stride,
-                  std::vector<BlockRows<std::byte>>& to) const;
-    void open(std::span<const Run> runs);
+    std::span<const Blocks::Run> runs_of(std::span<const std::int64_t> slots);
+    void check_runs(std::span<const Blocks::Run> runs) const;
+    std::uint32_t page_of(const Blocks::Run& run) const noexcept { return run.cell / page_tokens_; }
+    std::uint32_t first_slot(std::uint32_t number) const noexcept { return number * page_blocks_; }
+    // Beside the page; without them it is only packed.
+    bool has_rows(std::uint32_t number) const noexcept {
+        return rows_.view(first_slot(number)).keys != nullptr;
+    }
+    void put_codes(std::span<const std::uint32_t> pages);
+    void open(std::span<const Blocks::Run> runs);
+    void fill(Blocks& table, std::uint32_t first, std::uint32_t count,
+              std::span<const std::byte> rows, std::size_t stride) const;
+    void write_in_place(std::span<const Blocks::Run> runs, const Rows& keys, const Rows& values);
+    // Of a key and a value.
+    static std::size_t row_bytes(const Plan& plan) {
+        return 2 * plan.shape().channels() * element_bytes(plan.rows());
+    }
     template <class F>
     void each_piece(std::uint32_t number, Mark& mark, F f) const;
     Mark mark_of(std::uint32_t number) const noexcept;
     void mark_open(std::uint32_t number) noexcept;
     Beside* valid(std::uint32_t number);
-    void drop_exact(Beside& beside) noexcept;
+    void drop_rows(std::uint32_t number) noexcept;
+    void close(std::uint32_t number) noexcept;
     void forget(std::uint32_t number) noexcept;
 
     void find_pages(std::span<const PagedSequence> sequences, Step& step);
@@ -184,7 +190,6 @@ class PagedLayer {
     void pack_full(std::span<const PagedSequence> sequences, const Step& step, Executor& executor);
     std::vector<Due> find_due(std::span<const PagedSequence> sequences, const Step& step) const;
     void update_query_stats(std::span<const PagedSequence> sequences, const Step& step);
-    bool is_packed(std::uint32_t number) const noexcept;
     const std::byte* statistics_of(std::uint32_t number) const;
     void pack(std::span<const Due> due, Executor& executor);
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
@@ -193,8 +198,8 @@ class PagedLayer {
     void break_seal(std::uint32_t number) noexcept;
     bool has_sinks(std::uint32_t number) const noexcept;
     std::vector<std::byte> sinks_of(std::uint32_t number) const;
+    std::vector<std::byte> rows_at(std::uint32_t first, std::uint32_t count) const;
     void keep_sinks(std::uint32_t number);
-    void restore_sinks(std::uint32_t number, std::byte* exact) const;
     void drop_unseen() noexcept;
     void evict(Executor& executor);
 };

@@ -69,8 +69,9 @@ void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     const Scheme& scheme = setting_->scheme;
     const bool packs = scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
     while (trackers_.size() < streams)
-        trackers_.emplace_back(cells, unit_tokens(scheme), row_block_tokens(scheme),
-                               scheme.retention, packs);
+        trackers_.emplace_back(
+            cells, unit_tokens(scheme), row_block_tokens(scheme), scheme.retention, packs,
+            unquantized_rows(scheme, cells, streams > 1 ? 1 : setting_->conversations));
 }
 
 void CacheBuffer::init_tensor(ggml_tensor& tensor) {
@@ -220,6 +221,7 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
     if (!holds_cache_) return;
     ++stats.buffers;
     stats.scheme = setting_->text;
+    stats.told_bytes += memory_.bytes();
     const StoreStats store = store_ != nullptr ? store_->stats() : StoreStats{};
     stats.exact_bytes += store.exact_bytes;
     stats.packed_bytes += store.packed_bytes;

@@ -58,7 +58,6 @@ class CacheBuffer final : public LiveBuffer {
     // Positions of the tokens of this cache's step; empty: not known. A model may have several
     // caches, and those of layers without RoPE never learn them.
     std::vector<std::int32_t>& step_positions() noexcept { return step_positions_; }
-    bool holds_cache() const noexcept { return holds_cache_; }
 
     // A graph is planned on the cache: all caches of its context are made by now. Refuses a scheme
     // that was meant for another model.

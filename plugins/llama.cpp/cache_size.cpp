@@ -80,7 +80,20 @@ std::uint32_t unit_tokens(const Scheme& scheme) {
 }
 
 std::uint32_t row_block_tokens(const Scheme& scheme) {
-    return scheme.retention.young > 0 ? block_tokens(LayerScheme{}) : unit_tokens(scheme);
+    const bool has_positions =
+        scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
+    const std::uint32_t unit = unit_tokens(scheme);
+    return has_positions ? unit : std::min(block_tokens(LayerScheme{}), unit);
+}
+
+std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
+    const std::uint32_t unit = unit_tokens(scheme);
+    Retention window = scheme.retention;
+    window.sinks = 0;
+    const std::size_t rows = most_blocks(window, unit, conversations, cells).unquantized * unit;
+    const std::uint32_t of_sinks = scheme.retention.young > 0 ? row_block_tokens(scheme) : unit;
+    const std::size_t sinks = whole_sinks(scheme.retention, of_sinks).sinks;
+    return std::min(rows + conversations * sinks, (cells + unit - 1) / unit * unit);
 }
 
 // Tokens that are taken back, or that conversations share, leave units that are not full: one more
@@ -92,15 +105,9 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
     const BlockSizes sizes = block_sizes(codecs, channels);
     const std::size_t packed = part == Part::keys ? sizes.keys : sizes.values;
     if (packed == 0) return 0;
-    const std::size_t unit = unit_tokens(scheme);
-    Retention retention = scheme.retention;
-    const std::size_t sinks =
-        conversations * whole_sinks(retention, row_block_tokens(scheme)).sinks;
-    retention.sinks = 0;
-    const MostBlocks most = most_blocks(retention, unit_tokens(scheme), conversations, cells);
-    const std::size_t rows =
-        std::min<std::size_t>(most.unquantized * unit + sinks, (cells + unit - 1) / unit * unit) +
-        open * unit;
+    const std::uint32_t unit = unit_tokens(scheme);
+    const MostBlocks most = most_blocks(scheme.retention, unit, conversations, cells);
+    const std::size_t rows = unquantized_rows(scheme, cells, conversations) + open * unit;
     return unit / block_tokens(codecs) * (most.unquantized + most.packed) * packed +
            rows * sizes.exact / block_tokens(codecs);
 }

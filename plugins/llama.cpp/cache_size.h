@@ -15,8 +15,12 @@ namespace lowkv::ggml {
 
 // Tokens of a unit, which are as long as the longest block of any layer.
 std::uint32_t unit_tokens(const Scheme& scheme);
-// Rows of the blocks in which unquantized rows lie: short ones where only the newest stay so.
+// Rows of the blocks in which unquantized rows lie: short ones, as each conversation has one that
+// is not full, but for schemes whose rows have positions.
 std::uint32_t row_block_tokens(const Scheme& scheme);
+
+// Rows that so many conversations keep unquantized, at most.
+std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations);
 
 // Bytes that the keys or values of a layer take once they are packed, at most: of conversations
 // that share so many cells, the exact window of each included, and `open` units that shifts keep

@@ -163,8 +163,9 @@ void CellGroups::see(std::uint32_t group, std::uint64_t now) noexcept {
 }
 
 bool CellGroups::has_ended(const CellGroup& group) const noexcept {
+    const std::uint64_t seen = histories_[group.history].last_seen;
     for (std::uint32_t h = group.history; h != no_cell; h = histories_[h].from)
-        if (histories_[group.history].last_seen <= histories_[h].first_seen) return true;
+        if (histories_[h].first_seen > 0 && seen <= histories_[h].first_seen) return true;
     return false;
 }
 

@@ -21,9 +21,10 @@ const std::uint16_t* row_of(const MaskRows& mask, std::size_t token) {
 }  // namespace
 
 CellTracker::CellTracker(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
-                         const Retention& retention, bool packs)
+                         const Retention& retention, bool packs, std::size_t told_rows)
     : retention_(retention),
       packs_(packs),
+      told_rows_(told_rows),
       groups_(cells, block, row_block, std::max(retention.sinks, 1u),
               retention.young > 0 ? retention.sinks : whole_sinks(retention, block).sinks),
       rank_(cells, 0),
@@ -266,7 +267,8 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
     // A unit holds codes for a whole block: more bytes than so few unquantized rows among others.
     if (group.live < groups_.block() / 8 && !groups_.has_rows(group)) return false;
     // Before that its cells are likely to be written again.
-    if (writes_ - group.last_seen >= std::uint64_t{4} * groups_.block() && groups_.has_ended(group))
+    if ((crowded_ || writes_ - group.last_seen >= std::uint64_t{4} * groups_.block()) &&
+        groups_.has_ended(group))
         return true;
     // A sink stays exact as long as its sequence lives; a sequence that nobody has continued while
     // the whole stream was written once more is taken for dead.
@@ -285,6 +287,8 @@ bool CellTracker::is_ready(const CellGroup& group) const noexcept {
 void CellTracker::pack_ready() {
     if (!packs_) return;
     if (budget_.limit > 0) return make_room();
+    const std::size_t exact = exact_blocks() * groups_.row_block();
+    crowded_ = exact > told_rows_ && exact - told_rows_ > previous_.size();
     bool any = false;
     for (std::uint32_t g = 0; g < groups_.groups(); ++g)
         if (is_ready(groups_.group(g))) pack(g, any);
@@ -297,10 +301,14 @@ void CellTracker::pack(std::uint32_t group, bool& any) {
     placed_version_ = groups_.version();
 }
 
+std::size_t CellTracker::exact_blocks() const noexcept {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(groups_.exact_rows(), [](auto n) { return n > 0; }));
+}
+
 std::size_t CellTracker::held_bytes() const noexcept {
-    const auto exact = std::ranges::count_if(groups_.exact_rows(), [](auto n) { return n > 0; });
-    std::size_t held = static_cast<std::size_t>(exact) * budget_.bytes.front() *
-                       groups_.row_block() / groups_.block();
+    std::size_t held =
+        exact_blocks() * budget_.bytes.front() * groups_.row_block() / groups_.block();
     for (std::uint32_t g = 0; g < groups_.groups(); ++g) {
         const CellGroup& group = groups_.group(g);
         if (group.live > 0 && group.unit != no_cell)

@@ -35,8 +35,10 @@ class CellTracker {
   public:
     // `block`: rows that are packed together; a multiple of every layer's block, as `row_block`
     // (cell_groups.h) is of its blocks of exact rows. `packs`: whether any layer packs at all.
+    // `told_rows`: exact rows that llama.cpp was told of. Where there are more, conversations that
+    // have ended are packed at once.
     CellTracker(std::uint32_t cells, std::uint32_t block, std::uint32_t row_block,
-                const Retention& retention, bool packs);
+                const Retention& retention, bool packs, std::size_t told_rows = SIZE_MAX);
 
     // What groups cost in all layers together, in bytes, and how much they may. Rows that are ready
     // to be packed are so only when it is more, and packed rows go down the ladder.
@@ -104,6 +106,8 @@ class CellTracker {
   private:
     Retention retention_;
     bool packs_;
+    std::size_t told_rows_;
+    bool crowded_ = false;  // there are more exact rows than that, beside the step's
     CellGroups groups_;
     Budget budget_;
     std::uint64_t step_ = 0, serial_ = 0;
@@ -142,6 +146,7 @@ class CellTracker {
         return budget_.bytes.empty() ? 1 : budget_.bytes.size() - 1;
     }
     void make_room();
+    std::size_t exact_blocks() const noexcept;
     bool is_ready(const CellGroup& group) const noexcept;
     const Layout& newest_layout();
 };

@@ -83,11 +83,13 @@ std::string LayerCache::why_not_packed() {
                 std::make_shared<const Plan>(scheme, shape_, std::string_view{}, index_, inputs));
         for (const auto& plan : ladder) device().check(*plan);
         ladder_ = std::make_shared<const Blocks::Ladder>(std::move(ladder));
+        const bool waits = setting_->scheme.retention.young > 0 && !plan().scheme().exact();
         rows_ladder_ = ladder_;
-        if (setting_->scheme.retention.young > 0 && !plan().scheme().exact())
+        if (waits || trackers_.front().groups().row_block() < plan().block_tokens())
             rows_ladder_ = std::make_shared<const Blocks::Ladder>(
-                1, std::make_shared<const Plan>(parse_scheme(young_scheme).base, shape_,
-                                                std::string_view{}, index_));
+                1, std::make_shared<const Plan>(
+                       waits ? parse_scheme(young_scheme).base : LayerScheme{}, shape_,
+                       std::string_view{}, index_));
     } catch (const Error& error) {
         if (error.code() == ErrorCode::device_failed) throw;
         return error.what();

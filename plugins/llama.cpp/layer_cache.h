@@ -70,7 +70,8 @@ class LayerCache {
     const std::string& reason() const noexcept { return reason_; }
     const Plan& plan() const noexcept { return *ladder_->back(); }
     std::span<const std::shared_ptr<const Plan>> plans() const noexcept { return *ladder_; }
-    // Of blocks of exact rows, in which rows wait to be packed by the scheme (Retention::young).
+    // Of blocks of exact rows: shorter than packed ones, and packed in place by a plan of their own
+    // where only the newest rows stay exact (Retention::young).
     const Plan& row_plan() const noexcept { return *rows_ladder_->back(); }
     Device& device() const noexcept { return store_->device(); }
 

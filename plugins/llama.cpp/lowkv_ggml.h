@@ -39,6 +39,7 @@ struct CacheStats {
     std::uint64_t exact_bytes = 0;   // now
     std::uint64_t packed_bytes = 0;  // now
     std::uint64_t peak_bytes = 0;    // exact + packed, highest so far
+    std::uint64_t told_bytes = 0;    // the most of both between steps, as llama.cpp was told
     std::uint64_t cells_exact = 0;   // written cells by state, the same in all layers
     std::uint64_t cells_packed = 0;
     double packed_bytes_per_token = 0;       // all layers, keys and values, once packed

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <exception>
+#include <fstream>
 #include <initializer_list>
 #include <mutex>
 #include <string>
@@ -50,11 +52,31 @@ Book& book() {
     return instance;
 }
 
-// %p stands for the number of the process: servers with one environment don't share a file.
+// The model that this process serves, as far as its command line tells: its alias, or what it is
+// loaded from; without what neither a label nor a file's name may have.
+std::string model_name() {
+    std::ifstream words("/proc/self/cmdline", std::ios::binary);
+    std::string name = platform::environment("LLAMA_ARG_ALIAS"),
+                from = platform::environment("LLAMA_ARG_MODEL");
+    for (std::string before, word; std::getline(words, word, '\0'); before = word) {
+        if (before == "-a" || before == "--alias") name = word;
+        if (before == "-m" || before == "--model" || before == "-hf") from = word;
+    }
+    if (name.empty()) name = platform::text_of(platform::path_of(from).filename());
+    if (name.ends_with(".gguf")) name.resize(name.rfind('.'));
+    std::ranges::replace_if(
+        name, [](unsigned char c) { return c < ' ' || std::strchr("\"/\\", c); }, '_');
+    return name;
+}
+
+// Servers with one environment don't share a file: %p stands for the number of the process, %m for
+// the model.
 std::string named() {
     std::string name = platform::environment("LOWKV_STATS");
-    if (const std::size_t at = name.find("%p"); at != std::string::npos)
-        name.replace(at, 2, std::to_string(platform::process_number()));
+    for (const auto& [word, text] : {std::pair{"%p", std::to_string(platform::process_number())},
+                                     std::pair{"%m", model_name()}})
+        if (const std::size_t at = name.find(word); at != std::string::npos)
+            name.replace(at, 2, text);
     return name;
 }
 
@@ -78,6 +100,9 @@ const Metric metrics[] = {
     {"lowkv_cache_peak_bytes",
      "Highest sum of packed and exact bytes so far.",
      {{"", &CacheStats::peak_bytes}}},
+    {"lowkv_cache_told_bytes",
+     "The most that packed and exact bytes are between steps, as llama.cpp was told.",
+     {{"", &CacheStats::told_bytes}}},
     {"lowkv_cache_cells",
      "Cells that hold something, by how they are held.",
      {{"packed", &CacheStats::cells_packed}, {"exact", &CacheStats::cells_exact}}},
@@ -111,13 +136,15 @@ std::string heading(std::string_view name, std::string_view help) {
 
 // A scheme's canonical text has no character that a label would have to escape.
 std::string text_of(const std::vector<Cache>& caches) {
+    static const auto& model = *new std::string(model_name());
     std::string text;
     for (const auto& [name, help, figures] : metrics) {
         text += heading(name, help);
         for (const Cache& cache : caches)
             for (const auto& [state, number] : figures) {
                 text.append(name).append("{cache=\"" + std::to_string(cache.number) +
-                                         "\",scheme=\"" + cache.stats.scheme + "\"");
+                                         "\",model=\"" + model + "\",scheme=\"" +
+                                         cache.stats.scheme + "\"");
                 if (!state.empty()) text.append(",state=\"").append(state).append("\"");
                 text += "} " + std::to_string(cache.stats.*number) + "\n";
             }

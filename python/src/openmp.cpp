@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lowkv/error.h"
+#include "platform/group_limits.h"
 
 namespace lowkv::python {
 namespace {
@@ -71,10 +72,16 @@ class OpenMP final : public Executor {
     unsigned threads_;
 };
 
+// torch takes a thread per core, of which a container's quota may leave fewer.
+unsigned within_quota(unsigned threads) {
+    static const unsigned processors = platform::group_limits().processors;
+    return std::min(threads, processors);
+}
+
 }  // namespace
 
 std::unique_ptr<Executor> openmp_executor(unsigned threads) {
-    return std::make_unique<OpenMP>(threads);
+    return std::make_unique<OpenMP>(within_quota(threads));
 }
 
 // Pools by their number of threads, the last used first.
@@ -82,6 +89,7 @@ std::shared_ptr<Executor> thread_executor(unsigned threads) {
     constexpr std::size_t most = 2;
     static std::mutex mutex;
     static std::vector<std::pair<unsigned, std::shared_ptr<Executor>>> pools;
+    threads = within_quota(threads);
     if (threads <= 1) return {std::shared_ptr<Executor>(), &serial_executor()};
     const std::scoped_lock lock(mutex);
     auto found = std::ranges::find(pools, threads, &decltype(pools)::value_type::first);

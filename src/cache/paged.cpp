@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
+#include <iterator>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -35,6 +36,13 @@ std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     return page_tokens / plan.block_tokens();
 }
 
+// Of blocks for the same rows, none packed.
+std::shared_ptr<const Blocks::Ladder> exact_ladder(const Plan& plan) {
+    return std::make_shared<const Blocks::Ladder>(
+        1, std::make_shared<const Plan>(LayerScheme{}, plan.shape(), plan.implementation(),
+                                        plan.layer(), LayerInputs{.rows = plan.rows()}));
+}
+
 }  // namespace
 
 std::size_t PagedLayer::page_bytes(const Plan& plan, std::uint32_t page_tokens) {
@@ -47,6 +55,8 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
                        const PageMemory& memory, std::uint32_t spare)
     : store_(std::move(store)),
       plan_(std::move(plan)),
+      rows_(store_, std::make_shared<const Blocks::Ladder>(1, plan_)),
+      sink_rows_(store_, exact_ladder(*plan_)),
       retention_(retention),
       sinks_(sliding > 0 || plan_->scheme().exact() ? 0 : retention.sinks),
       sliding_(sliding),
@@ -57,7 +67,6 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
                                : page_bytes(*plan_, page_tokens)),
       memory_(memory),
       opened_(first_mark()) {
-    store_->device().check(*plan_);
     require_served({plan_->scheme(), retention, {}}, Host::pages);
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
@@ -81,154 +90,167 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (memory_.stride % alignment != 0 ||
         reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
         refuse("pages must begin at multiples of 64 bytes");
-    if (sinks_ > 0) {
-        sink_plan_ =
-            std::make_shared<const Plan>(LayerScheme{}, plan_->shape(), plan_->implementation(),
-                                         plan_->layer(), LayerInputs{.rows = plan_->rows()});
-    }
     if (memory_.whole && !in_place()) seal_ = seal_of(*plan_, page_tokens, sinks_);
     beside_.resize(memory.pages);
-}
-
-PagedLayer::~PagedLayer() {
-    for (std::uint32_t number = 0; number < beside_.size(); ++number) forget(number);
 }
 
 PagedStats PagedLayer::stats() const noexcept {
     PagedStats stats = stats_;
     stats.exact_pages = exact_.size();
-    stats.exact_bytes = exact_.size() * exact_page_bytes();
+    for (const std::uint32_t number : exact_)
+        for (std::uint32_t b = 0; b < page_blocks_; ++b)
+            stats.exact_bytes += rows_.bytes(first_slot(number) + b);
     return stats;
 }
 
-std::vector<PagedLayer::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) const {
-    std::vector<Run> runs;
+// Cells that follow each other in a block.
+std::span<const Blocks::Run> PagedLayer::runs_of(std::span<const std::int64_t> slots) {
+    std::vector<Blocks::Run>& runs = runs_;
+    runs.clear();
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
         if (slots[i] >= end)
             refuse("slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
-        const auto page = static_cast<std::uint32_t>(slots[i] / page_tokens_);
-        const auto row = static_cast<std::uint32_t>(slots[i] % page_tokens_);
-        const bool follows = i > 0 && !runs.empty() && slots[i] == slots[i - 1] + 1 && row != 0;
-        if (follows)
+        const auto cell = static_cast<std::uint32_t>(slots[i]);
+        const bool begins = cell % plan_->block_tokens() == 0;
+        if (i > 0 && !begins && slots[i] == slots[i - 1] + 1)
             ++runs.back().count;
         else
-            runs.push_back({page, row, 1, i});
+            runs.push_back({&rows_, cell, 1, 0, i});
     }
     return runs;
 }
 
 // Rows that would leave a gap before them: nobody wrote those.
-void PagedLayer::check_runs(std::span<const Run> runs) const {
+void PagedLayer::check_runs(std::span<const Blocks::Run> runs) const {
     for (std::size_t i = 0; i < runs.size(); ++i) {
-        const Run& run = runs[i];
-        const bool follows = std::ranges::any_of(runs.first(i), [&](const Run& earlier) {
-            return earlier.page == run.page && earlier.first + earlier.count == run.first;
+        const std::uint32_t number = page_of(runs[i]), row = runs[i].cell % page_tokens_;
+        const bool follows = std::ranges::any_of(runs.first(i), [&](const Blocks::Run& earlier) {
+            return earlier.cell + earlier.count == runs[i].cell;
         });
-        if (run.first == 0 || follows) continue;
-        const Beside* beside = beside_[run.page].get();
-        if (beside == nullptr && !in_place()) require_seal(run.page);
-        if (beside == nullptr || beside->exact == nullptr) continue;
-        if (run.first > beside->rows)
-            refuse("row " + std::to_string(run.first) + " of page " + std::to_string(run.page) +
+        if (row == 0 || follows) continue;
+        const Beside* beside = beside_[number].get();
+        if (beside == nullptr && !in_place()) require_seal(number);
+        if (has_rows(number) && row > beside->rows)
+            refuse("row " + std::to_string(row) + " of page " + std::to_string(number) +
                    ", of which " + std::to_string(beside->rows) + " have been written");
     }
 }
 
-// Takes the memory for exact rows that the runs need, before anything is changed.
-void PagedLayer::open(std::span<const Run> runs) {
-    Store::Impl& store = store_->impl();
-    std::vector<std::uint32_t> opened;
-    for (const Run& run : runs) {
-        if (beside_[run.page] == nullptr || beside_[run.page]->exact == nullptr)
-            opened.push_back(run.page);
-    }
-    std::sort(opened.begin(), opened.end());
-    opened.erase(std::unique(opened.begin(), opened.end()), opened.end());
-    exact_.reserve(exact_.size() + opened.size());
-    std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
-    for (const std::uint32_t number : opened)
-        beside.push_back(beside_[number] == nullptr ? std::make_unique<Beside>() : nullptr);
-    // In the books, but never refused: what is beside pages is bounded by `spare`.
-    const std::size_t bytes = opened.size() * exact_page_bytes();
-    cache::Slots slots(store, cache::Slots::As::exact, exact_page_bytes(), opened.size(), bytes);
-    std::vector<BlockCopy> decoded;
-    std::vector<std::size_t> reopened;  // of `opened`
-    for (std::size_t i = 0; i < opened.size(); ++i) {
-        const std::uint32_t number = opened[i];
-        const bool fresh = std::ranges::any_of(
-            runs, [&](const Run& run) { return run.page == number && run.first == 0; });
-        if (fresh) continue;
-        reopened.push_back(i);
-        for (std::uint32_t b = 0; b < page_blocks_; ++b)
-            decoded.push_back(
-                {page(number) + b * plan_->packed_bytes(), slots[i] + b * plan_->exact_bytes()});
-    }
-    if (!decoded.empty()) {
-        store.device.decode(*plan_, decoded, serial_executor());
-        for (const std::size_t i : reopened) {
-            if (has_sinks(opened[i])) restore_sinks(opened[i], slots[i]);
+// Puts the codes of pages that are only packed beside them, to be decoded there.
+void PagedLayer::put_codes(std::span<const std::uint32_t> pages) {
+    const std::size_t bytes = plan_->packed_bytes();
+    std::vector<std::byte> codes(pages.size() * page_blocks_ * bytes);
+    std::vector<std::uint32_t> slots;
+    std::vector<const std::byte*> of_slots;
+    for (std::size_t p = 0; p < pages.size(); ++p) {
+        std::byte* to = codes.data() + p * page_blocks_ * bytes;
+        store_->device().copy_out(to, page(pages[p]), page_blocks_ * bytes);
+        for (std::uint32_t b = 0; b < page_blocks_; ++b) {
+            slots.push_back(first_slot(pages[p]) + b);
+            of_slots.push_back(to + b * bytes);
         }
-        stats_.reopened += reopened.size();
-        const std::scoped_lock lock(store.mutex);
-        store.stats.reopened_blocks += decoded.size();
     }
+    store_->device().finish();
+    rows_.put(slots, of_slots, 1);
+}
+
+// Makes place for the rows that the runs write, before anything is changed.
+void PagedLayer::open(std::span<const Blocks::Run> runs) {
+    std::vector<std::uint32_t> opened, reopened;
+    std::vector<std::unique_ptr<Beside>> beside;  // nothing is left where decoding fails
+    std::vector<Blocks::Run> blocks;
+    for (const Blocks::Run& run : runs) {
+        const std::uint32_t number = page_of(run);
+        if (has_rows(number) || std::ranges::count(opened, number) > 0) continue;
+        opened.push_back(number);
+        beside.push_back(beside_[number] == nullptr ? std::make_unique<Beside>() : nullptr);
+        if (std::ranges::count(runs, number * page_tokens_, &Blocks::Run::cell) > 0) continue;
+        reopened.push_back(number);
+        for (std::uint32_t b = 0; b < page_blocks_; ++b)
+            blocks.push_back({&rows_, (first_slot(number) + b) * plan_->block_tokens(), 1, 0, 0});
+    }
+    if (opened.empty()) return Blocks::open(runs);
+    blocks.insert(blocks.end(), runs.begin(), runs.end());
+    exact_.reserve(exact_.size() + opened.size());
+    put_codes(reopened);
+    try {
+        Blocks::open(blocks);
+        for (const std::uint32_t number : reopened)
+            if (has_sinks(number))
+                fill(rows_, number * page_tokens_, sinks_, sinks_of(number),
+                     plan_->shape().channels());
+    } catch (...) {
+        for (const std::uint32_t number : opened) drop_rows(number);
+        throw;
+    }
+    stats_.reopened += reopened.size();
     for (std::size_t i = 0; i < opened.size(); ++i) {
         const std::uint32_t number = opened[i];
         if (beside[i] != nullptr) beside_[number] = std::move(beside[i]);
-        Beside& of_page = *beside_[number];
-        of_page.exact = slots.take();
-        of_page.rows = page_tokens_;  // of a page that was decoded; a new one is cleared by write()
+        beside_[number]->rows = std::ranges::count(reopened, number) > 0 ? page_tokens_ : 0;
         mark_open(number);
         exact_.push_back(number);
     }
     stats_.most_exact_pages = std::max(stats_.most_exact_pages, exact_.size());
 }
 
-void PagedLayer::add_rows(std::byte* exact, const Run& run, std::size_t token_stride,
-                          std::vector<BlockRows<std::byte>>& to) const {
-    const std::uint32_t block_tokens = plan_->block_tokens();
-    for (std::uint32_t done = 0, count = 0; done < run.count; done += count) {
-        const std::uint32_t cell = run.first + done, first = cell % block_tokens;
-        count = std::min(run.count - done, block_tokens - first);
-        to.push_back({exact + cell / block_tokens * plan_->exact_bytes(), first, count,
-                      (run.row + done) * token_stride});
-    }
+// Keys and then values, `stride` elements apart (0: one row), to a table's cells from `first` on.
+void PagedLayer::fill(Blocks& table, std::uint32_t first, std::uint32_t count,
+                      std::span<const std::byte> rows, std::size_t stride) const {
+    std::vector<std::uint32_t> cells(count);
+    std::iota(cells.begin(), cells.end(), first);
+    const std::uint32_t head_dim = plan_->shape().head_dim;
+    table.write(cells, {rows.data(), plan_->rows(), head_dim, stride},
+                {rows.data() + rows.size() / 2, plan_->rows(), head_dim, stride});
+    store_->device().finish();
 }
 
-void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots) {
-    const std::vector<Run> runs = runs_of(slots);
-    for (const Run& run : runs) valid(run.page);
-    check_runs(runs);
+// Rows of pages that are exact themselves.
+void PagedLayer::write_in_place(std::span<const Blocks::Run> runs, const Rows& keys,
+                                const Rows& values) {
+    const std::uint32_t tokens = plan_->block_tokens();
+    for (const Blocks::Run& run : runs)
+        if (run.cell % page_tokens_ == 0) store_->device().clear(page(page_of(run)), page_bytes_);
     std::vector<BlockRows<std::byte>> to;
-    to.reserve(slots.size());
-    if (!in_place()) open(runs);
-    const auto exact_of = [&](const Run& run) {
-        return in_place() ? page(run.page) : beside_[run.page]->exact;
-    };
-    for (const Run& run : runs) {
-        for (std::uint32_t b = 0; run.first == 0 && b < page_blocks_; ++b)
-            store_->device().clear_rows(*plan_, exact_of(run) + b * plan_->exact_bytes(), 0);
-    }
     for (const Part part : {Part::keys, Part::values}) {
         const Rows& rows = part == Part::keys ? keys : values;
         to.clear();
-        for (const Run& run : runs) add_rows(exact_of(run), run, rows.token_stride, to);
+        for (const Blocks::Run& run : runs)
+            to.push_back(
+                {page(page_of(run)) + run.cell % page_tokens_ / tokens * plan_->exact_bytes(),
+                 run.cell % tokens, run.count, run.token * rows.token_stride});
         store_->device().write_rows(*plan_, part, to, rows, serial_executor());
     }
-    for (const Run& run : runs) {
-        if (in_place()) break;
-        Beside& beside = *beside_[run.page];
-        beside.rows = run.first + run.count;
-        if (beside.packed) mark_open(run.page);
+    store_->device().finish();
+}
+
+void PagedLayer::write(const Rows& keys, const Rows& values, std::span<const std::int64_t> slots) {
+    const std::span<const Blocks::Run> runs = runs_of(slots);
+    for (const Blocks::Run& run : runs) valid(page_of(run));
+    check_runs(runs);
+    if (in_place()) return write_in_place(runs, keys, values);
+    open(runs);
+    const std::uint32_t tokens = plan_->block_tokens();
+    for (const Blocks::Run& run : runs)
+        for (std::uint32_t b = 0; run.cell % page_tokens_ == 0 && b < page_blocks_; ++b)
+            if (rows_.view(run.cell / tokens + b).keys != nullptr)
+                fill(rows_, run.cell + b * tokens, tokens,
+                     std::vector<std::byte>(row_bytes(*plan_)), 0);
+    Blocks::write(runs, of_one(keys), of_one(values), false, serial_executor());
+    for (const Blocks::Run& run : runs) {
+        const std::uint32_t number = page_of(run), first = run.cell % page_tokens_;
+        Beside& beside = *beside_[number];
+        beside.rows = first + run.count;
+        if (beside.packed) mark_open(number);
         beside.used = step_ + 1;
         // A new page begins another sequence, or none.
-        if (run.first == 0) {
+        if (first == 0) {
             beside.first = false;
             beside.queries.reset();
         }
-        if (run.first < sinks_) {
+        if (first < sinks_) {
             stats_.sink_bytes -= beside.sinks.size();
             beside.sinks = {};
         }
@@ -275,21 +297,25 @@ PagedLayer::Beside* PagedLayer::valid(std::uint32_t number) {
     return nullptr;
 }
 
-void PagedLayer::drop_exact(Beside& beside) noexcept {
-    if (beside.exact == nullptr) return;
-    Store::Impl& store = store_->impl();
-    const std::scoped_lock lock(store.mutex);
-    store.pool(exact_page_bytes()).deallocate(beside.exact);
-    store.drop(false, exact_page_bytes());
-    beside.exact = nullptr;
+void PagedLayer::drop_rows(std::uint32_t number) noexcept {
+    for (std::uint32_t b = 0; b < page_blocks_; ++b) {
+        const std::uint32_t slot = first_slot(number) + b;
+        rows_.drop({&slot, 1});
+    }
+}
+
+// The page is only packed from now on.
+void PagedLayer::close(std::uint32_t number) noexcept {
+    drop_rows(number);
+    if (beside_[number]->sinks.empty()) beside_[number].reset();
 }
 
 void PagedLayer::forget(std::uint32_t number) noexcept {
     Beside* beside = beside_[number].get();
     if (beside == nullptr) return;
-    if (beside->exact != nullptr) std::erase(exact_, number);
-    drop_exact(*beside);
+    if (has_rows(number)) std::erase(exact_, number);
     stats_.sink_bytes -= beside->sinks.size();
+    drop_rows(number);
     beside_[number].reset();
 }
 

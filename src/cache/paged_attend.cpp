@@ -16,13 +16,14 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
     const std::uint64_t window_first = left_window(retention_, sequence.cells);
     const std::size_t pages = ceil_div(sequence.cells, page_tokens_);
     for (std::size_t p = first_page; p < pages; ++p) {
-        const std::int32_t number = sequence.pages[p];
-        if (number < 0 || static_cast<std::uint32_t>(number) >= memory_.pages)
-            refuse("page " + std::to_string(number) + " of " + std::to_string(memory_.pages));
+        if (sequence.pages[p] < 0 || static_cast<std::uint32_t>(sequence.pages[p]) >= memory_.pages)
+            refuse("page " + std::to_string(sequence.pages[p]) + " of " +
+                   std::to_string(memory_.pages));
+        const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
         const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
-        Beside* beside = in_place() ? nullptr : valid(static_cast<std::uint32_t>(number));
-        const std::byte* exact = beside != nullptr ? beside->exact : nullptr;
-        if (exact != nullptr) {
+        Beside* beside = in_place() ? nullptr : valid(number);
+        const bool exact = beside != nullptr && has_rows(number);
+        if (exact) {
             if (end - p * page_tokens_ > beside->rows) {
                 refuse("cell " + std::to_string(end - 1) + " of a sequence is row " +
                        std::to_string((end - 1) % page_tokens_) + " of page " +
@@ -33,14 +34,13 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
             if (!beside->packed) beside->first = p == 0 && sinks_ > 0;
             if ((p + 1) * page_tokens_ > window_first) beside->seen = step_;
         }
-        const bool packed = exact == nullptr && !in_place();
-        if (packed && beside == nullptr) require_seal(static_cast<std::uint32_t>(number));
-        const std::byte* block =
-            exact != nullptr ? exact : page(static_cast<std::uint32_t>(number));
-        const std::size_t values = packed ? plan_->keys().bytes() : plan_->exact_part_bytes();
+        if (beside == nullptr && !in_place()) require_seal(number);
+        const std::size_t bytes = in_place() ? plan_->exact_bytes() : plan_->packed_bytes();
+        const std::size_t keys = in_place() ? plan_->exact_part_bytes() : plan_->keys().bytes();
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
-            step.views.push_back({block, block + values, packed});
-            block += packed ? plan_->packed_bytes() : plan_->exact_bytes();
+            const std::byte* block = page(number) + b * bytes;
+            step.views.push_back(exact ? rows_.view(first_slot(number) + b)
+                                       : BlockView{block, block + keys, !in_place()});
         }
     }
 }
@@ -62,9 +62,7 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
         set_views(sequence, part.first_page, step);
         if (sinks_ > 0 && sequence.queries > 0 && sequence.cells >= page_tokens_) {
             const auto first = static_cast<std::uint32_t>(sequence.pages[0]);
-            const Beside* beside = beside_[first].get();
-            if ((beside == nullptr || beside->exact == nullptr) && has_sinks(first))
-                part.sinks = first;
+            if (!has_rows(first) && has_sinks(first)) part.sinks = first;
         }
         step.parts.push_back(part);
     }
@@ -104,7 +102,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
         const std::size_t first = step.pieces.size();
         // The first rows, which come first, are better than those of their page.
         if (part.sinks)
-            step.pieces.push_back({sink_plan_.get(), step.sinks[*part.sinks], 0, sinks_});
+            step.pieces.push_back({&sink_rows_.plan(), step.sinks[*part.sinks], 0, sinks_});
         step.pieces.push_back({plan_.get(), std::span(step.views).subspan(part.first_view, views),
                                before, sequence.cells - before});
         PiecewiseAttention& attended = step.attended.emplace_back();
@@ -118,6 +116,7 @@ void PagedLayer::attend(std::span<const PagedSequence> sequences, const Attentio
         attended.io.first_cell = part.first_cell;
     }
     lowkv::attend(store_->device(), step.attended, params, workspace, executor);
+    sink_rows_.drop_from(0);
     if (plan_->wants_queries()) update_query_stats(sequences, step);
     if (!in_place()) pack_full(sequences, step, executor);
 }

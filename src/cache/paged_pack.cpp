@@ -24,15 +24,10 @@ void PagedLayer::pack_full(std::span<const PagedSequence> sequences, const Step&
     evict(executor);
 }
 
-// What the host's memory has is packed.
-bool PagedLayer::is_packed(std::uint32_t number) const noexcept {
-    const Beside* beside = beside_[number].get();
-    return beside == nullptr || beside->exact == nullptr || beside->packed;
-}
-
 // The last block of a page that is packed, if the next page of its sequence may take its statistics
 // over.
 const std::byte* PagedLayer::statistics_of(std::uint32_t number) const {
+    if (has_rows(number) && !beside_[number]->packed) return nullptr;
     const std::byte* last = page(number) + (page_blocks_ - 1) * plan_->packed_bytes();
     std::array<std::byte, 2> first{};
     store_->device().copy_out(first.data(), last, first.size());
@@ -52,7 +47,7 @@ std::vector<PagedLayer::Due> PagedLayer::find_due(std::span<const PagedSequence>
         for (std::size_t p = std::max(first, seen); p < end; ++p) {
             const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
             const Beside* row = beside_[number].get();
-            if (row == nullptr || row->exact == nullptr || row->packed || row->rows < page_tokens_)
+            if (row == nullptr || !has_rows(number) || row->packed || row->rows < page_tokens_)
                 continue;
             Due next{number};
             // A page out of sight may be another sequence's by now.
@@ -78,7 +73,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
     for (const Due& entry : due) {
         for (std::uint32_t b = 0; b < page_blocks_; ++b) {
             cache::Encoding& block = encodings.emplace_back();
-            block.exact = beside_[entry.page]->exact + b * plan_->exact_bytes();
+            block.exact = rows_.view(first_slot(entry.page) + b).keys;
             block.packed = page(entry.page) + b * plan_->packed_bytes();
             block.queries = entry.queries;
             if (b > 0) {
@@ -87,7 +82,7 @@ void PagedLayer::pack(std::span<const Due> due, Executor& executor) {
                 const auto found = last_blocks.find(*entry.before);
                 if (found != last_blocks.end())
                     block.before = found->second;
-                else if (is_packed(*entry.before))
+                else
                     block.stats_from = statistics_of(*entry.before);
             }
         }
@@ -120,8 +115,7 @@ void PagedLayer::drop_unseen() noexcept {
         }
         exact_[i] = exact_.back();
         exact_.pop_back();
-        drop_exact(beside);
-        if (beside.sinks.empty()) beside_[number].reset();
+        close(number);
     }
 }
 
@@ -153,22 +147,15 @@ void PagedLayer::evict(Executor& executor) {
         Beside& beside = *beside_[number];
         if (beside.packed) continue;
         // As Blocks::pack() does: what is missing repeats the row before it.
-        const std::uint32_t tokens = plan_->block_tokens();
-        for (std::uint32_t cell = beside.rows; cell < page_tokens_; ++cell) {
-            const auto block = [&](std::uint32_t of) {
-                return beside.exact + of / tokens * plan_->exact_bytes();
-            };
-            store_->device().copy_rows(*plan_, block(cell), cell % tokens, block(beside.rows - 1),
-                                       (beside.rows - 1) % tokens, 1, true);
-        }
+        const std::uint32_t end = number * page_tokens_ + beside.rows;
+        fill(rows_, end, page_tokens_ - beside.rows, rows_at(end - 1, 1), 0);
         due.push_back({number});
     }
     pack(due, executor);
     stats_.evicted += due.size();
     for (const std::uint32_t number : idle) {
         std::erase(exact_, number);
-        drop_exact(*beside_[number]);
-        if (beside_[number]->sinks.empty()) beside_[number].reset();
+        close(number);
     }
 }
 

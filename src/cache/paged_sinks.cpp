@@ -16,10 +16,6 @@
 namespace lowkv {
 namespace {
 
-std::size_t rows_bytes(const Plan& plan, std::uint32_t rows) {
-    return std::size_t{2} * rows * plan.shape().channels() * element_bytes(plan.rows());
-}
-
 // What its packed bytes and sinks mean; a window is the reader's own affair.
 std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks) {
     return layer_text(plan.scheme(), {.window = 0, .sinks = sinks}) + " of layer " +
@@ -35,7 +31,7 @@ std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t s
 std::size_t PagedLayer::whole_page_bytes(const Plan& plan, std::uint32_t page_tokens,
                                          std::uint32_t sinks) {
     const std::size_t blocks = page_bytes(plan, page_tokens);
-    return plan.scheme().exact() ? blocks : blocks + sizeof(seal_) + rows_bytes(plan, sinks);
+    return plan.scheme().exact() ? blocks : blocks + sizeof(seal_) + sinks * row_bytes(plan);
 }
 
 std::uint64_t PagedLayer::seal_of(const Plan& plan, std::uint32_t page_tokens,
@@ -70,28 +66,26 @@ bool PagedLayer::has_sinks(std::uint32_t number) const noexcept {
 
 std::vector<std::byte> PagedLayer::sinks_of(std::uint32_t number) const {
     if (!memory_.whole) return beside_[number]->sinks;
-    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
+    std::vector<std::byte> rows(sinks_ * row_bytes(*plan_));
     store_->device().copy_out(rows.data(), seal(number) + sizeof seal_, rows.size());
+    return rows;
+}
+
+// Rows beside pages: keys, then values.
+std::vector<std::byte> PagedLayer::rows_at(std::uint32_t first, std::uint32_t count) const {
+    std::vector<std::byte> rows(count * row_bytes(*plan_));
+    const Shape& shape = plan_->shape();
+    const auto out = [&](std::size_t half) {
+        return of_one(
+            RowsOut{rows.data() + half * (rows.size() / 2), shape.head_dim, shape.channels()});
+    };
+    Blocks::read({&rows_, 1}, first, count, out(0), out(1), serial_executor());
     return rows;
 }
 
 // Of a page that has just been packed, and the seal of a whole one.
 void PagedLayer::keep_sinks(std::uint32_t number) {
-    Beside& beside = *beside_[number];
-    const std::size_t channels = plan_->shape().channels();
-    std::vector<std::byte> rows(rows_bytes(*plan_, sinks_));
-    const std::uint32_t block_tokens = plan_->block_tokens();
-    for (const Part part : {Part::keys, Part::values}) {
-        std::vector<BlockRows<const std::byte>> from;
-        for (std::uint32_t first = 0; first < sinks_; first += block_tokens)
-            from.push_back({beside.exact + first / block_tokens * plan_->exact_bytes(), 0,
-                            std::min(sinks_ - first, block_tokens),
-                            (part == Part::keys ? first : sinks_ + first) * channels});
-        store_->device().read_rows(*plan_, part, from,
-                                   {rows.data(), plan_->shape().head_dim, channels},
-                                   serial_executor());
-    }
-    store_->device().finish();
+    std::vector<std::byte> rows = rows_at(number * page_tokens_, sinks_);
     if (memory_.whole) {
         if (!rows.empty())
             store_->device().copy_in(seal(number) + sizeof seal_, rows.data(), rows.size());
@@ -99,59 +93,24 @@ void PagedLayer::keep_sinks(std::uint32_t number) {
         store_->device().finish();
         return;
     }
+    Beside& beside = *beside_[number];
     stats_.sink_bytes += rows.size() - beside.sinks.size();
     beside.sinks = std::move(rows);
 }
 
-// Into a page that was decoded: its first rows were never lost.
-void PagedLayer::restore_sinks(std::uint32_t number, std::byte* exact) const {
-    const std::vector<std::byte> rows = sinks_of(number);
-    const std::size_t channels = plan_->shape().channels();
-    for (const Part part : {Part::keys, Part::values}) {
-        std::vector<BlockRows<std::byte>> to;
-        add_rows(exact, {0, 0, sinks_, part == Part::keys ? 0 : sinks_}, channels, to);
-        store_->device().write_rows(*plan_, part, to,
-                                    {rows.data(), plan_->rows(), plan_->shape().head_dim, channels},
-                                    serial_executor());
-    }
-    store_->device().finish();
-}
-
-// The sinks of first pages that are only packed, as attention reads them, in memory that the layer
-// keeps for it.
+// The sinks of first pages that are only packed, as attention reads them.
 void PagedLayer::sink_blocks(Step& step) {
     for (const Step::Part& part : step.parts)
         if (part.sinks) step.sinks.try_emplace(*part.sinks);
-    if (step.sinks.empty()) return;
-    Device& device = store_->device();
-    const std::uint32_t block_tokens = sink_plan_->block_tokens();
-    const std::uint32_t blocks = ceil_div(sinks_, block_tokens);
-    const std::size_t block_bytes = sink_plan_->exact_bytes();
-    const std::size_t channels = plan_->shape().channels();
-    const std::size_t row_bytes = channels * element_bytes(plan_->rows());
-    if (step.sinks.size() > sink_pages_) {
-        sink_memory_ = DeviceMemory(device, step.sinks.size() * blocks * block_bytes);
-        sink_pages_ = step.sinks.size();
-    }
-    std::byte* block = sink_memory_.data();
-    std::vector<std::byte> all;
-    std::vector<BlockRows<std::byte>> keys, values;
+    const std::uint32_t tokens = sink_rows_.plan().block_tokens();
+    const std::uint32_t blocks = ceil_div(sinks_, tokens);
+    std::uint32_t slot = 0;
     for (auto& [number, found] : step.sinks) {
-        const std::vector<std::byte> rows = sinks_of(number);
-        const std::size_t row = all.size() / row_bytes;
-        all.insert(all.end(), rows.begin(), rows.end());
-        for (std::uint32_t first = 0; first < sinks_; first += block_tokens, block += block_bytes) {
-            device.clear_rows(*sink_plan_, block, 0);
-            const std::uint32_t count = std::min(sinks_ - first, block_tokens);
-            keys.push_back({block, 0, count, (row + first) * channels});
-            values.push_back({block, 0, count, (row + sinks_ + first) * channels});
-            found.push_back({block, block + sink_plan_->exact_part_bytes(), false});
-        }
+        fill(sink_rows_, slot * tokens, sinks_, sinks_of(number), plan_->shape().channels());
+        found.resize(blocks);
+        sink_rows_.views(found, slot);
+        slot += blocks;
     }
-    const Rows rows{all.data(), plan_->rows(), plan_->shape().head_dim, channels};
-    device.write_rows(*sink_plan_, Part::keys, keys, rows, serial_executor());
-    device.write_rows(*sink_plan_, Part::values, values, rows, serial_executor());
-    device.finish();
 }
 
 }  // namespace lowkv

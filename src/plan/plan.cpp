@@ -166,14 +166,6 @@ LayerCalibration neutral_calibration(const LayerScheme& scheme, const Shape& sha
     return {.key = of(scheme.key), .value = of(scheme.value)};
 }
 
-std::uint64_t most_bytes(const Plan& plan, const Retention& retention, std::uint64_t conversations,
-                         std::uint64_t tokens) noexcept {
-    const MostBlocks most = most_blocks(retention, plan.block_tokens(), conversations, tokens);
-    const bool packs = !plan.scheme().exact();
-    return most.unquantized * plan.exact_bytes() +
-           most.packed * (packs ? plan.packed_bytes() : plan.exact_bytes());
-}
-
 Plan neutral_plan(const LayerScheme& scheme, const Shape& shape, const Rope* rope) {
     const LayerCalibration calibration = neutral_calibration(scheme, shape);
     return {scheme, shape, {}, 0, {.calibration = &calibration, .rope = rope}};

@@ -162,3 +162,24 @@ TEST_CASE("people see all of it but the marks, however it arrives") {
         CHECK(watcher.active() == (all.find(std::string("layers") + mark) != std::string::npos));
     }
 }
+
+TEST_CASE("a router is stopped by its servers' own words alone") {
+    const std::string denied = "[50123] lowkv: NOT active for 1 of 30 layers: x";
+    const auto router = [](const std::vector<std::string>& lines) {
+        Watcher watcher(true, false, "", mark, true);
+        std::string seen;
+        for (const std::string& line : lines) seen += watcher.read(line);
+        return std::pair{watcher.problem(false), seen};
+    };
+    const auto of = [](const std::string& name, const std::string& line) { return name + line; };
+    CHECK(router({of("[50123] ", active), of("[50124] ", active), of("[50123] ", listens)})
+              .first.empty());
+    CHECK(router({denied + "\n", of("[50123] ", cpu), of("[50123] ", computes)}).first.empty());
+    CHECK(router({of("[50124] ", active), denied + mark + "\n"}).first ==
+          "its server [50123]: lowkv can't pack 1 of 30 layers: x; --partial lets it run all the "
+          "same");
+    CHECK(router({of("[50123] ", active), of("[50123] ", listens)}).second.find("no packed") ==
+          std::string::npos);
+    CHECK(router({of("[50125] ", listens)}).second.find("[50125] has no packed cache") !=
+          std::string::npos);
+}

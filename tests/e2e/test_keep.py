@@ -63,6 +63,7 @@ def test_conversations_go_on_after_a_restart(tmp_path):
         assert evaluated(other) <= evaluated(one) + 1 < 30
 
 
+@pytest.mark.long
 def test_files_are_private_and_small(tmp_path):
     with keeping(tmp_path) as running:
         talk(running, 1, length=2500)
@@ -73,6 +74,7 @@ def test_files_are_private_and_small(tmp_path):
     assert status.st_blocks * 512 < status.st_size / 2
 
 
+@pytest.mark.long
 def test_a_kill_loses_what_was_not_saved_yet_and_no_more(tmp_path):
     with contextlib.suppress(AssertionError), keeping(tmp_path) as running:
         first = talk(running, 1)["content"]
@@ -89,7 +91,8 @@ def test_a_kill_loses_what_was_not_saved_yet_and_no_more(tmp_path):
 
 @pytest.mark.parametrize("options, words, said", [
     (("--scheme", "lowkv4"), (), '"scheme: lowkv2.8" there, "scheme: lowkv4" here'),
-    ((), ("--rope-freq-scale", "0.5"), '"-np 4" there, "--rope-freq-scale 0.5" here')])
+    pytest.param((), ("--rope-freq-scale", "0.5"), '"-np 4" there, "--rope-freq-scale 0.5" here',
+                 marks=pytest.mark.long)])
 def test_other_settings_start_empty(tmp_path, options, words, said):
     with keeping(tmp_path) as running:
         talk(running, 1)
@@ -108,8 +111,9 @@ def flip(path):
         file.write(bytes([byte[0] ^ 1]))
 
 
-@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, path.stat().st_size // 2),
-                                    lambda path: os.truncate(path, 0)])
+@pytest.mark.parametrize("damage", [
+    flip, *(pytest.param(lambda path, left=left: os.truncate(path, int(path.stat().st_size * left)),
+                         marks=pytest.mark.long) for left in (0, 0.5))])
 def test_a_damaged_file_is_named_and_left_out(tmp_path, damage):
     with keeping(tmp_path) as running:
         talk(running, 1)
@@ -128,6 +132,7 @@ def test_one_server_to_a_folder(tmp_path):
         assert run.code == 1 and "another server keeps its conversations in" in run.err, run.both
 
 
+@pytest.mark.long
 def test_the_oldest_goes_first(tmp_path):
     with keeping(tmp_path, options=("--keep-size", "16MiB")) as running:
         for i in range(4):
@@ -138,6 +143,7 @@ def test_the_oldest_goes_first(tmp_path):
     assert 0 < len(files(tmp_path)) < 4 and taken <= 16 << 20, files(tmp_path)
 
 
+@pytest.mark.long
 def test_keys_and_prefixes(tmp_path):
     """The server is asked with its first key, at its prefix."""
     port = free_port()

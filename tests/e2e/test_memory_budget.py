@@ -28,6 +28,7 @@ def figures(path):
             for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
 
 
+@pytest.mark.long
 def test_a_large_budget_is_exact():
     ours = completion("-c", 1024, budget="1GiB", prompt=STORY * 15)
     exact = complete("-c", 1024, prompt=STORY * 15, tokens=64, scheme="exact")
@@ -35,6 +36,7 @@ def test_a_large_budget_is_exact():
     assert_same_text(ours.out, exact.out, at_least=1000)
 
 
+@pytest.mark.long
 def test_a_full_budget_is_kept_and_the_text_goes_on(tmp_path):
     stats = tmp_path / "stats"
     run = completion("-c", 4096, "-ub", 128, budget="24MiB", prompt=STORY * 110, LOWKV_STATS=str(stats),
@@ -49,11 +51,11 @@ def test_a_full_budget_is_kept_and_the_text_goes_on(tmp_path):
     assert len(words) > 20 and sum(w.strip(".,").isalpha() for w in words) > 0.8 * len(words)
 
 
-@pytest.mark.parametrize("unified", [[], ["--kv-unified", "--no-cache-idle-slots"]])
-def test_slots_share_it(tmp_path, unified):
+@pytest.mark.parametrize("unified, mib", [([], 4.25), (["--kv-unified", "--no-cache-idle-slots"], 3.5)])
+def test_slots_share_it(tmp_path, unified, mib):
     stats = tmp_path / "stats"
     model = models.llama(tmp_path / "model.gguf", layers=3)
-    budget = 4 * 2**20 + 2**18
+    budget = int(mib * 2**20)
     with server(tmp_path, "-c", 8192, "-np", 4, "-ub", 64, "-cram", 0, *unified, scheme="lowkv2", model=model,
                 env={"LOWKV_BUDGET": str(budget), "LOWKV_STATS": str(stats)}) as s:
         for turn in range(3):

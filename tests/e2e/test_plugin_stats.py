@@ -54,6 +54,18 @@ def test_the_number_of_the_process_is_part_of_a_name(folder, tiny):
         assert read(folder / f"{s.process.pid}.prom")
 
 
+@pytest.mark.parametrize("words, name", [((), "llama"), (("--alias", 'a/"b"\\c'), "a__b__c")])
+def test_the_model_is_a_label_and_part_of_a_name(folder, tiny, words, name):
+    with server(folder, "-c", 512, *words, scheme="lowkv2.8", model=tiny,
+                env={"LOWKV_STATS": str(folder / "of-%m.prom")}) as s:
+        s.complete("Once", 2)
+        time.sleep(INTERVAL + 0.5)
+        path = folder / f"of-{name}.prom"
+        labels = {s.labels["model"] for f in text_string_to_metric_families(path.read_text())
+                  if f.name not in OF_THE_PROCESS for s in f.samples}
+        assert labels == {name}
+
+
 def freed(log):
     """What each cache said when it was freed, in that order: the file's figures have to agree."""
     fields = r"cells packed (\d+), exact (\d+), bytes packed (\d+), exact (\d+), peak (\d+), reopened blocks (\d+)"
@@ -89,6 +101,11 @@ def test_two_caches_while_running_and_after(folder):
     said = freed(log.read_text())
     assert len(said) == 2
     assert sorted(said) == sorted(figures(ended, cache) for cache in ("0", "1"))
+    # A step's rows are beside it while it runs; those that a sliding window left behind, until they are written over.
+    for cache, beside in (("0", 512), ("1", 0)):
+        held = ended["bytes", cache, "packed"] + ended["bytes", cache, "exact"]
+        row = ended["bytes", cache, "exact"] // ended["cells", cache, "exact"]
+        assert held <= ended["told_bytes", cache, None] + beside * row
     for name, cache, state in running:
         if name.endswith("_total") or name == "peak_bytes":
             assert ended[name, cache, state] >= running[name, cache, state]

@@ -319,7 +319,7 @@ def test_every_tool_of_the_pinned_llama_cpp_gets_the_device(tmp_path):
         fake = tmp_path / tool
         fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active$LOWKV_RUN_MARK >&2\n')
         fake.chmod(0o755)
-        run = lowkv("run", "--", fake, "-n", 1)
+        run = lowkv("run", "--", fake, "-m", "x", "-n", 1)  # a llama-server without a model is a router
         assert run.code == 0 and "-dev LOWKV" in run.out, (tool, run.both)
     fake = tmp_path / "llama"
     fake.write_text('#!/bin/sh\necho "$@"\necho lowkv: active$LOWKV_RUN_MARK >&2\n')

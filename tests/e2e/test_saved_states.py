@@ -111,8 +111,9 @@ def test_what_is_read_while_it_is_shrunk_is_shrunk_all_the_same(folder):
     mostly_zeros(folder / "source", size=48 << 20)
     with open(folder / "source", "r+b") as source:
         source.write((0x67677371).to_bytes(4, "little"))
-    with subprocess.Popen([CLI, "run", "--", fake, "--slot-save-path", slots], stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment(None)) as run:
+    command = [CLI, "run", "--", fake, "-m", "x", "--slot-save-path", slots]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env=environment(None)) as run:
         assert run.stdout.readline() == "ready\n"
         for turn in range(12):
             file = slots / f"{turn}.bin"

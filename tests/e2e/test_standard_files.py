@@ -14,9 +14,10 @@ MEASURED = ("--schemes", "kivi2", "--tokens", 64, "--threads", 1)
 WORDS = [(name, "--help") for name in COMMANDS] + [
     ("--help",), ("--version",), ("schemes",), ("schemes", "--all"), ("schemes", "lowkv2"), ("plan", "-m", MODEL),
     ("doctor",),
-    ("attention", *MEASURED, "--peers", "none"),
+    pytest.param(("attention", *MEASURED, "--peers", "none"), marks=pytest.mark.long),
     ("generate", "-m", MODEL, "-p", "Once", "-n", 2, "--no-chat", "-t", 1),
-    ("compare", "-m", MODEL, "-f", TEXT, "--schemes", "kivi2", "--tokens", 300, "--chunk", 64, "--no-speed", "-t", 1)]
+    pytest.param(("compare", "-m", MODEL, "-f", TEXT, "--schemes", "kivi2", "--tokens", 300, "--chunk", 64,
+                  "--no-speed", "-t", 1), marks=pytest.mark.long)]
 
 
 def with_output(words, stdout, **more):

@@ -126,14 +126,13 @@ def test_a_projector_is_where_the_weights_are(gpu, tmp_path, words, device):
     assert re.search("lowkv: active: .* 2 layers", log)
 
 
-@pytest.mark.parametrize("words", [(), ("--weights-on", "RPC0")])
-def test_a_router_is_refused_by_name(gpu, tmp_path, words):
-    """Its servers say what becomes of their caches on its stdout, and a user reads that, not `lowkv run`."""
+def test_the_servers_of_a_router(gpu, tmp_path):
     models.llama(tmp_path / "one.gguf")
-    run = lowkv("run", *words, "--", TOOLS / "llama-server", "--models-dir", tmp_path, "--port", free_port(), "--no-ui",
-                *(("--rpc", gpu) if words else ()))
-    assert run.code == 1, run.both
-    assert "llama-server was stopped: without a model it is a router" in run.err.strip().splitlines()[-1], run.both
+    by = [COMMAND, "run", "--weights-on", "RPC0", "--"]
+    with server(tmp_path, "--models-dir", tmp_path, "--rpc", gpu, "-c", 512, scheme=None, model=None, by=by) as running:
+        assert running.complete("Once upon a time", 4, model="one")["tokens_predicted"] == 4
+        log = running.log_text()
+    assert "lowkv: active: scheme lowkv2.8" in log, log[-3000:]
 
 
 @pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.long)])

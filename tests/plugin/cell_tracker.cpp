@@ -383,6 +383,19 @@ TEST_CASE("a conversation whose first token was written over has ended, and is p
     }
 }
 
+TEST_CASE("one that has ended is packed at once where more is exact than the host was told of") {
+    for (const std::size_t told : {96u, 32u}) {
+        CellTracker tracker(cells, block, block, {.window = 32, .sinks = 4, .flush = 0}, true,
+                            told);
+        step(tracker, range(0, 60), {});
+        step(tracker, range(0, 20), {});
+        step(tracker, {20}, range(0, 20));
+        for (const std::uint32_t c : {25u, 40u, 59u})
+            CHECK(tracker.groups().exact(c) == (told > 32));
+        for (const std::uint32_t c : {0u, 19u, 20u}) CHECK(tracker.groups().exact(c));
+    }
+}
+
 TEST_CASE("what a sliding window leaves behind has not ended") {
     CellTracker tracker(cells, block, block, {.window = 96, .sinks = 4, .flush = 0}, true);
     constexpr std::uint32_t ring = 192, batch = 64;

@@ -103,19 +103,16 @@ std::string difference(const std::vector<std::string>& there,
            (other == here.end() ? "nothing" : "\"" + *other + "\"") + " here";
 }
 
-}  // namespace
-
-class Keeper::State {
+class SlotKeeper : public Keeper {
   public:
-    State(const std::string& folder, double most_bytes, const Program& program,
-          const std::vector<std::string>& settings);
-    ~State();
+    SlotKeeper(const std::string& folder, double most_bytes, const Program& program,
+               const std::vector<std::string>& settings);
+    ~SlotKeeper() override;
 
-    void read(std::string_view messages);
-    void finish();
-    bool finished();
-
-    fs::path slots;
+    const fs::path& slots() const override { return slots_; }
+    void read(std::string_view messages) override;
+    void finish() override;
+    bool finished() override;
 
   private:
     void work();
@@ -128,7 +125,7 @@ class Keeper::State {
     std::string ask(int slot, const char* action, const std::string& file);
     void take_line(const std::string& line);
 
-    fs::path folder_;
+    fs::path folder_, slots_;
     double most_bytes_;
     std::string prefix_, key_, line_, address_;
     Clock::duration rest_ = usual_rest;
@@ -142,8 +139,8 @@ class Keeper::State {
     std::thread worker_;
 };
 
-Keeper::State::State(const std::string& folder, double most_bytes, const Program& program,
-                     const std::vector<std::string>& settings)
+SlotKeeper::SlotKeeper(const std::string& folder, double most_bytes, const Program& program,
+                       const std::vector<std::string>& settings)
     : folder_(fs::absolute(platform::path_of(folder))), most_bytes_(most_bytes) {
     if (program.name != "llama-server") throw UsageError("--keep is for llama-server");
     for (const Words& names : {Words{"--slot-save-path"}, Words{"--ssl-key-file"}})
@@ -168,21 +165,26 @@ Keeper::State::State(const std::string& folder, double most_bytes, const Program
         throw Failure("--keep: another server keeps its conversations in " + folder_.string());
     std::string text;
     for (const std::string& line : settings) text += line + "\n";
-    slots = folder_ / hexadecimal(image_checksum(std::as_bytes(std::span(text))));
+    slots_ = folder_ / hexadecimal(image_checksum(std::as_bytes(std::span(text))));
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
         const std::vector<std::string> other = lines_of(entry.path() / "settings");
-        if (entry.path() != slots && !other.empty() && other[0] == settings[0] &&
-            kept_in(slots).empty() && !kept_in(entry.path()).empty())
+        if (entry.path() != slots_ && !other.empty() && other[0] == settings[0] &&
+            kept_in(slots_).empty() && !kept_in(entry.path()).empty())
             say("--keep: the conversations of this model in " + entry.path().string() +
                 " are of other settings (" + difference(other, settings) +
                 "): the server starts without them");
     }
-    make_private(slots);
-    platform::replace_file(slots / "settings", text, true);
+    make_private(slots_);
+    try {
+        if (lines_of(slots_ / "settings") != settings)
+            platform::replace_file(slots_ / "settings", text, true);
+    } catch (const std::exception& error) {  // a full disk: others are told less
+        say("--keep: " + folder_.string() + " can't be written to: " + error.what());
+    }
     worker_ = std::thread([this] { work(); });
 }
 
-Keeper::State::~State() {
+SlotKeeper::~SlotKeeper() {
     {
         const std::scoped_lock lock(mutex_);
         ended_ = true;
@@ -192,7 +194,7 @@ Keeper::State::~State() {
     close(lock_);
 }
 
-void Keeper::State::read(std::string_view messages) {
+void SlotKeeper::read(std::string_view messages) {
     const std::scoped_lock lock(mutex_);
     line_ += messages;
     take_lines(line_, [this](std::string_view line) { take_line(std::string(line)); });
@@ -200,7 +202,7 @@ void Keeper::State::read(std::string_view messages) {
 }
 
 // A client's text in the log could only have a slot saved once more.
-void Keeper::State::take_line(const std::string& line) {
+void SlotKeeper::take_line(const std::string& line) {
     constexpr std::string_view listens = "listening on ";
     const std::size_t at = line.find(listens), slot = line.find(" id ");
     if (at != std::string::npos && address_.empty())
@@ -209,18 +211,18 @@ void Keeper::State::take_line(const std::string& line) {
         used_[std::atoi(line.c_str() + slot + 4)] = Clock::now();
 }
 
-void Keeper::State::finish() {
+void SlotKeeper::finish() {
     const std::scoped_lock lock(mutex_);
     finishing_ = true;
     changed_.notify_all();
 }
 
-bool Keeper::State::finished() {
+bool SlotKeeper::finished() {
     const std::scoped_lock lock(mutex_);
     return address_.empty() || (used_.empty() && !busy_);
 }
 
-void Keeper::State::work() {
+void SlotKeeper::work() {
     std::unique_lock lock(mutex_);
     const auto unlocked = [&](const auto& f) {
         busy_ = true;
@@ -234,7 +236,7 @@ void Keeper::State::work() {
         busy_ = false;
     };
     std::map<int, Kept> found;
-    unlocked([&] { found = whole_conversations(slots); });  // while the server loads its model
+    unlocked([&] { found = whole_conversations(slots_); });  // while the server loads its model
     changed_.wait(lock, [&] { return ended_ || !address_.empty(); });
     if (!ended_) unlocked([&] { restore_all(found); });
     while (!ended_) {
@@ -253,7 +255,7 @@ void Keeper::State::work() {
     }
 }
 
-std::string Keeper::State::ask(int slot, const char* action, const std::string& file) {
+std::string SlotKeeper::ask(int slot, const char* action, const std::string& file) {
     constexpr std::string_view socket = "unix://";
     const bool is_socket = address_.starts_with(socket);
     httplib::Client client(is_socket ? address_.substr(socket.size()) : address_);
@@ -273,22 +275,22 @@ std::string Keeper::State::ask(int slot, const char* action, const std::string& 
 }
 
 // All at once, so that they come before what clients ask.
-void Keeper::State::restore_all(const std::map<int, Kept>& found) {
+void SlotKeeper::restore_all(const std::map<int, Kept>& found) {
     std::vector<std::thread> asking;
     for (const auto& [slot, kept] : found) asking.emplace_back([this, &kept] { restore(kept); });
     for (std::thread& one : asking) one.join();
     if (!found.empty()) say("--keep: what " + plural(found.size(), "slot") + " held is back");
 }
 
-void Keeper::State::restore(const Kept& kept) {
+void SlotKeeper::restore(const Kept& kept) {
     if (const std::string why = ask(kept.slot, "restore", kept.path.filename().string());
         !why.empty())
         say("--keep: slot " + std::to_string(kept.slot) + " was not restored: " + why);
 }
 
-void Keeper::State::save(int slot) {
+void SlotKeeper::save(int slot) {
     const std::string begin = "slot-" + std::to_string(slot) + "-";
-    const fs::path part = slots / (begin + "part");
+    const fs::path part = slots_ / (begin + "part");
     std::error_code none;
     if (const std::string why = ask(slot, "save", part.filename().string()); !why.empty()) {
         fs::remove(part, none);
@@ -301,15 +303,15 @@ void Keeper::State::save(int slot) {
     } catch (const Failure&) {  // a file system without holes: the file is as good
     }
     platform::sync_file(part);
-    const fs::path whole = slots / (begin + checksum(part) + ".bin");
+    const fs::path whole = slots_ / (begin + checksum(part) + ".bin");
     fs::rename(part, whole);
-    for (const Kept& kept : kept_in(slots))
+    for (const Kept& kept : kept_in(slots_))
         if (kept.slot == slot && kept.path != whole) fs::remove(kept.path);
-    platform::sync_folder(slots);
+    platform::sync_folder(slots_);
     drop_oldest();
 }
 
-void Keeper::State::drop_oldest() {
+void SlotKeeper::drop_oldest() {
     std::vector<Kept> all;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_))
         if (entry.is_directory()) std::ranges::copy(kept_in(entry.path()), std::back_inserter(all));
@@ -323,14 +325,12 @@ void Keeper::State::drop_oldest() {
     }
 }
 
-Keeper::Keeper(const std::string& folder, double most_bytes, const Program& program,
-               const std::vector<std::string>& settings)
-    : state_(std::make_unique<State>(folder, most_bytes, program, settings)) {}
-Keeper::~Keeper() = default;
+}  // namespace
 
-const fs::path& Keeper::slots() const { return state_->slots; }
-void Keeper::read(std::string_view messages) { state_->read(messages); }
-void Keeper::finish() { state_->finish(); }
-bool Keeper::finished() const { return state_->finished(); }
+std::unique_ptr<Keeper> make_keeper(const std::string& folder, double most_bytes,
+                                    const Program& program,
+                                    const std::vector<std::string>& settings) {
+    return std::make_unique<SlotKeeper>(folder, most_bytes, program, settings);
+}
 
 }  // namespace lowkv::cli

@@ -79,14 +79,13 @@ void stop_together(int /*number*/) {
     if (child > 0) kill(-child, SIGCONT);
 }
 
-[[noreturn]] void become(const std::vector<std::string>& words, int messages, bool deaf,
+[[noreturn]] void become(const std::vector<std::string>& words, int messages, bool whole,
                          const sigset_t& signals) {
     if (own_group) setpgid(0, 0);
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGTERM);
 #endif
-    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO})
-        if (deaf) dup2(open("/dev/null", O_RDWR | O_CLOEXEC), descriptor);
+    if (whole) dup2(messages, STDOUT_FILENO);
     dup2(messages, STDERR_FILENO);
     close(messages);
     sigprocmask(SIG_SETMASK, &signals, nullptr);
@@ -168,7 +167,7 @@ int exit_status(int status) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf) {
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool whole) {
     const std::array<int, 2> ends = make_pipe();
     keep_children();
     terminal = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
@@ -177,7 +176,7 @@ pid_t start_child(const std::vector<std::string>& words, int& messages, bool dea
     sigfillset(&block);
     sigprocmask(SIG_BLOCK, &block, &before);
     const pid_t child = fork();
-    if (child == 0) become(words, ends[1], deaf, before);
+    if (child == 0) become(words, ends[1], whole, before);
     if (child > 0 && own_group) setpgid(child, child);  // whoever of us comes first
     close(ends[1]);
     messages = ends[0];

@@ -127,20 +127,9 @@ SlotFiles::~SlotFiles() = default;
 
 void SlotFiles::read() {}
 
-class Keeper::State {};
-
-Keeper::Keeper(const std::string& /*folder*/, double /*most_bytes*/, const Program& /*program*/,
-               const std::vector<std::string>& /*settings*/) {
+std::unique_ptr<Keeper> make_keeper(const std::string&, double, const Program&,
+                                    const std::vector<std::string>&) {
     throw UsageError("--keep can't be used on Windows");
 }
-Keeper::~Keeper() = default;
-
-const std::filesystem::path& Keeper::slots() const {
-    static const std::filesystem::path none;
-    return none;
-}
-void Keeper::read(std::string_view /*messages*/) {}
-void Keeper::finish() {}
-bool Keeper::finished() const { return true; }
 
 }  // namespace lowkv::cli

@@ -137,10 +137,11 @@ Output output_of(const std::vector<std::string>& words, bool quiet) {
     return output;
 }
 
-pid_t start_child(const std::vector<std::string>& words, int& messages, bool deaf) {
+pid_t start_child(const std::vector<std::string>& words, int& messages, bool whole) {
     const Pipe pipe = make_pipe();
     SetConsoleCtrlHandler(wait_on, TRUE);
-    child_process = start(words, deaf ? nullptr : own(STD_OUTPUT_HANDLE), pipe.write, child_number);
+    child_process =
+        start(words, whole ? pipe.write : own(STD_OUTPUT_HANDLE), pipe.write, child_number);
     CloseHandle(pipe.write);
     if (child_process == nullptr) fail("can't start " + words[0]);
     bind_to_this_process(child_process);

@@ -70,12 +70,10 @@ std::size_t header_length(std::string_view bytes) {
     std::uint64_t length = 0;
     for (std::size_t i = length_bytes; i-- > 0;)
         length = length << 8 | static_cast<unsigned char>(bytes[i]);
-    if (length > max_header)
-        fail("its header would have " + std::to_string(length) + " bytes; legal: at most " +
-             std::to_string(max_header) + " (is it a safetensors file?)");
-    if (length > bytes.size() - length_bytes)
-        fail("it is cut short: its header has " + std::to_string(length) + " bytes, but only " +
-             std::to_string(bytes.size() - length_bytes) + " follow");
+    if (length > std::min(max_header, bytes.size() - length_bytes))
+        fail("its header would have " + std::to_string(length) + " bytes, and " +
+             std::to_string(bytes.size() - length_bytes) +
+             " follow: it is cut short, or no safetensors file");
     return length;
 }
 
@@ -120,10 +118,9 @@ void check_places(std::vector<Place> places, std::size_t data_bytes) {
     std::ranges::sort(places, {}, [](const Place& p) { return std::pair(p.begin, p.end); });
     std::uint64_t at = 0;
     for (const Place& place : places) {
-        if (place.begin < at) fail("tensor " + place.name + " overlaps the one before it");
-        if (place.begin > at)
-            fail("nothing says what the " + std::to_string(place.begin - at) +
-                 " bytes before tensor " + place.name + " are");
+        if (place.begin != at)
+            fail("tensor " + place.name + " begins at byte " + std::to_string(place.begin) +
+                 " of the data, where those before it end at " + std::to_string(at));
         at = place.end;
     }
     if (at != data_bytes)

@@ -275,11 +275,11 @@ TEST_CASE("a header that lies is refused with what is wrong") {
     says(tensor("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,3]"), "has 3 bytes");
     says(tensor("\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]"), "whole number");
     says(tensor("\"dtype\":\"U16\",\"shape\":[1],\"data_offsets\":[2,4]"),
-         "nothing says what the 2");
+         "begins at byte 2 of the data, where those before it end at 0");
     says(framed(R"({"a": {"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                 R"( "b": {"dtype":"U16","shape":[1],"data_offsets":[2,4]}})",
                 "1234"),
-         "overlaps");
+         "begins at byte 2 of the data, where those before it end at 4");
 }
 
 TEST_CASE("what a file says must fit what it holds") {
