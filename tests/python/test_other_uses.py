@@ -185,6 +185,7 @@ def test_a_model_refused_at_its_first_step_is_as_it_was(monkeypatch):
 # ---- refused by name ----
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_compiled_model():
     model, _ = build("llama")

@@ -63,6 +63,7 @@ def test_packed_schemes_agree_token_by_token(loaded, prompt, reference, scheme, 
 
 
 @torch.inference_mode()
+@pytest.mark.long
 @pytest.mark.parametrize("side,paddings", [("left", (100, 410)), ("right", (230,))])
 def test_padding_loses_nothing(loaded, prompt, reference, side, paddings):
     """Mean KLD to the scheme `exact` of what follows a prompt, whatever padding stands before or behind it."""
