@@ -39,9 +39,9 @@ void replace_file(const std::filesystem::path& file, std::string_view text, bool
 
 // ---- the processor ----
 
-// Whether it multiplies tiles of bf16 (AMX), and the system lets this process use them: it is asked
+// Whether the system lets this process use the tiles of AMX, which the processor has: it is asked
 // once. From then on Linux refuses signal stacks that tiles' registers don't fit in.
-bool bf16_tiles() noexcept;
+bool lets_use_tiles() noexcept;
 
 // ---- libraries ----
 

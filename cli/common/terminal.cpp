@@ -181,17 +181,6 @@ double median(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-std::size_t complete_utf8(std::string_view text) {
-    // The last character's first byte is among the last four bytes, or the text isn't UTF-8.
-    for (std::size_t back = 1; back <= std::min<std::size_t>(4, text.size()); ++back) {
-        const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-        if ((byte & 0xc0U) == 0x80U) continue;
-        const std::size_t need = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
-        return need > back ? text.size() - back : text.size();
-    }
-    return text.size();
-}
-
 namespace {
 
 // The length of the UTF-8 character that text begins with; 0: it is none, or a NUL.
@@ -220,6 +209,15 @@ void require_utf8(std::string_view text, const std::string& what) {
 }
 
 }  // namespace
+
+std::size_t complete_utf8(std::string_view text) {
+    // Its last character begins among its last four bytes, or it isn't UTF-8.
+    std::size_t at = text.size();
+    for (std::size_t back = 0; at > 0 && back < 4; ++back)
+        if ((static_cast<unsigned char>(text[--at]) & 0xc0U) != 0x80U)
+            return at + character_length(text.substr(at));
+    return text.size();
+}
 
 std::string read_text(const std::string& path) {
     const bool piped = path == "-";

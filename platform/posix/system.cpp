@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 #if defined(__linux__) && defined(__x86_64__)
-#include <cpuid.h>
 #include <sys/syscall.h>
 #endif
 
@@ -29,17 +28,11 @@ int sync(const std::filesystem::path& path, int flags) noexcept {
 
 std::string plain_name(const std::filesystem::path& file) { return file.string(); }
 
-bool bf16_tiles() noexcept {
+bool lets_use_tiles() noexcept {
 #if defined(__linux__) && defined(__x86_64__)
-    static const bool usable = [] {
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
-        if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-        if ((d & amx_tile) == 0 || (d & amx_bf16) == 0) return false;
-        constexpr long request_permission = 0x1023, tile_data = 18;  // asm/prctl.h, Linux 5.16
-        return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-    }();
-    return usable;
+    constexpr long request_permission = 0x1023, tile_data = 18;  // asm/prctl.h, Linux 5.16
+    static const bool lets = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return lets;
 #else
     return false;
 #endif

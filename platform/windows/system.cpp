@@ -27,7 +27,7 @@ std::string plain_name(const std::filesystem::path& file) {
     return text_of(brief.empty() ? file : std::filesystem::path(brief));
 }
 
-bool bf16_tiles() noexcept { return false; }  // it would have to be asked, too
+bool lets_use_tiles() noexcept { return false; }  // it would have to be asked, too
 
 const char list_separator = ';';
 

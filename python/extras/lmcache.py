@@ -33,8 +33,7 @@ from lowkv._core import (
     read_image,
 )
 
-_LAYERS, _TOKENS_FIRST, _ONE_LAYER = MemoryFormat.KV_2LTD, MemoryFormat.KV_T2D, MemoryFormat.KV_2TD
-_FUSED, _UNNAMED = MemoryFormat.KV_MLA_FMT, MemoryFormat.UNDEFINED
+_LAYERS, _FUSED, _UNNAMED = MemoryFormat.KV_2LTD, MemoryFormat.KV_MLA_FMT, MemoryFormat.UNDEFINED
 
 
 class Codec:
@@ -59,32 +58,19 @@ class Codec:
         """Bytes that one layer of a chunk takes."""
         return image_bytes(self.plan(layer, channels, dtype), self.retention(layer), tokens)
 
-    def require_one_codec(self) -> None:
-        """Raises Error where a chunk of one layer, which does not say of which, could be of several codecs."""
-        if self.scheme.by_layer:
-            raise Error("a chunk of one layer (KV_2TD, KV_T2D) does not say of which, so layer.N= can't be followed: "
-                        "leave it out, or have LMCache store all layers in a chunk (KV_2LTD)")
-
     def layered(self, tensor: torch.Tensor, layout: MemoryFormat) -> torch.Tensor:
         """A view of a chunk as `[layers, 2, 1, heads, tokens, head_dim]`."""
-        shape, three = tensor.shape, tensor.ndim == 3
-        if layout == _UNNAMED:  # of LMCache's lazy allocator, its default with a GPU: its chunks have all layers
+        if layout == _UNNAMED:  # of LMCache's lazy allocator, its default with a GPU
             layout = _LAYERS
-        if tensor.ndim == 4 and layout in (_LAYERS, _FUSED) and shape[0] == 1:
-            tensor, three = tensor[0], True
-        elif tensor.ndim == 4 and layout == _LAYERS and shape[0] == 2:
+        if tensor.ndim == 4 and layout == _LAYERS and tensor.shape[0] == 2:
             return self._heads(tensor.transpose(0, 1))
-        if three and layout in (_LAYERS, _FUSED):  # each head's key and value side by side
-            self.require_heads(shape[-1], 2)
+        if tensor.ndim == 4 and layout in (_LAYERS, _FUSED) and tensor.shape[0] == 1:
+            tensor = tensor[0]
+        if tensor.ndim == 3 and layout in (_LAYERS, _FUSED):  # each head's key and value side by side
+            self.require_heads(tensor.shape[-1], 2)
             return tensor.unflatten(2, (-1, 2, self.head_dim)).permute(0, 3, 2, 1, 4)[:, :, None]
-        if three and layout == _TOKENS_FIRST and shape[1] == 2:
-            self.require_one_codec()
-            return self._heads(tensor.transpose(0, 1)[None])
-        if three and layout == _ONE_LAYER and shape[0] == 2:
-            self.require_one_codec()
-            return self._heads(tensor[None])
-        raise Error(f"a chunk of layout {layout.name} and shape {tuple(shape)}; lowkv takes KV_2LTD, KV_T2D, KV_2TD, "
-                    "and keys beside their values in KV_2LTD or KV_MLA_FMT")
+        raise Error(f"a chunk of layout {layout.name} and shape {tuple(tensor.shape)}; lowkv takes all layers: "
+                    "KV_2LTD, and keys beside their values in KV_2LTD or KV_MLA_FMT")
 
     def require_heads(self, channels: int, parts: int) -> None:
         """Raises Error for channels that are not whole heads of so many parts."""
@@ -121,26 +107,15 @@ class LowKVSerializer(Serializer):
         return written
 
     def estimate_serialized_size(self, layout_desc) -> int:
-        """Bytes of a packed chunk of these shapes and dtypes: exact, but for a shape that is one of two layouts, whose
-        larger size it is."""
-        return sum(max(sum(self.codec.size(layer, tokens, channels, dtype) for layer in range(layers))
-                       for layers, tokens, channels in self._readings(shape))
-                   for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True))
-
-    def _readings(self, shape) -> list[tuple[int, int, int]]:
-        """Layers, tokens and channels of keys that a chunk of this shape may have; the layout's name is not known."""
-        *sizes, channels = shape
-        if len(sizes) == 3 and sizes[0] == 2:
-            return [(*sizes[1:], channels)]
-        if len(sizes) == 2 and sizes[1] == 2:  # KV_T2D
-            self.codec.require_one_codec()
-            return [(1, sizes[0], channels)]
-        one_layer = len(sizes) == 2 and sizes[0] == 2  # KV_2TD, or two layers with keys beside values
-        if one_layer and channels % (2 * self.codec.head_dim):
-            self.codec.require_one_codec()
-            return [(1, sizes[1], channels)]
-        self.codec.require_heads(channels, 2)
-        return [(*sizes[-2:], channels // 2)] + ([(1, sizes[1], channels)] if one_layer else [])
+        """Bytes of a packed chunk of these shapes and dtypes."""
+        sizes = []
+        for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes, strict=True):
+            *planes, layers, tokens, channels = shape
+            if planes != [2]:  # keys beside values
+                self.codec.require_heads(channels, 2)
+                channels //= 2
+            sizes += [self.codec.size(layer, tokens, channels, dtype) for layer in range(layers)]
+        return sum(sizes)
 
 
 class LowKVDeserializer(Deserializer):

@@ -1,5 +1,6 @@
 // Which kernels run: the best that the CPU has, or the one that LOWKV_IMPLEMENTATION names.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,7 @@ std::string supported_names() {
     std::string names;
     for (const Table* table : tables) {
         if (!table->supported()) continue;
-        if (!names.empty()) names += ", ";
-        names += table->name;
+        names.append(names.empty() ? "" : ", ").append(table->name);
     }
     return names;
 }
@@ -89,11 +89,8 @@ std::span<const Implementation> implementations() {
 }
 
 const Implementation& active_implementation() {
-    const std::string_view name = kernels::select({}).name;
-    for (const Implementation& implementation : implementations()) {
-        if (implementation.name == name) return implementation;
-    }
-    throw Error(ErrorCode::unsupported, "no implementation is active");
+    const auto at = std::ranges::find(kernels::tables, &kernels::select({}));
+    return implementations()[static_cast<std::size_t>(at - std::begin(kernels::tables))];
 }
 
 }  // namespace lowkv

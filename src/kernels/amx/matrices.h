@@ -34,49 +34,47 @@ LOWKV_INLINE void store_pairs(const Matrices& to, std::size_t at, F a, F b) {
     _mm512_storeu_si512(to.high + to.low_at + at, pairs_of(low_a, low_b));
 }
 
+// Lines of a matrix, `stride` floats apart, whose second half is `far` floats behind the first, or
+// 0.
+LOWKV_INLINE void store_matrix(const float* x, std::size_t stride, std::size_t far, bool whole,
+                               unsigned lines, const Matrices& to, std::size_t at) {
+    for (unsigned line = 0; line < lines; ++line, x += stride, at += 64)
+        store_pairs(to, at, load(x), whole ? load(x + far) : set(0));
+}
+
 // Weights of rows, w_stride apart: a row's steps are matrices one after the other.
 LOWKV_INLINE void store_rows(const float* w, std::size_t w_stride, unsigned rows, unsigned steps,
                              const Matrices& to) {
-    const std::size_t row_matrices = (steps + matrix_steps - 1) / matrix_steps;
-    for (unsigned r = 0; r < rows; ++r) {
-        const float* row = w + r * w_stride;
-        std::size_t at = r / matrix_rows * row_matrices * matrix_bytes + r % matrix_rows * 64;
+    std::size_t at = 0;
+    for (unsigned r = 0; r < rows; r += matrix_rows)
         for (unsigned s = 0; s < steps; s += matrix_steps, at += matrix_bytes)
-            store_pairs(to, at, load(row + s), s + lanes < steps ? load(row + s + lanes) : set(0));
-    }
+            store_matrix(w + r * w_stride + s, w_stride, lanes, s + lanes < steps,
+                         rows - r < matrix_rows ? rows - r : matrix_rows, to, at);
 }
 
 // tile[step][lane]: 16 lanes' steps are matrices one after the other, and the next 16 lanes'
 // `stride` bytes further.
-LOWKV_INLINE void store_lanes(const float* tile, unsigned tile_lanes, unsigned steps,
+LOWKV_INLINE void store_lanes(const float* tile, std::size_t tile_lanes, unsigned steps,
                               std::size_t stride, const Matrices& to, std::size_t at) {
-    for (unsigned lane = 0; lane < tile_lanes; lane += lanes, at += stride) {
-        for (unsigned s = 0; s < steps; s += matrix_steps) {
-            const float* first = tile + std::size_t{s} * tile_lanes + lane;
-            const float* second = first + std::size_t{lanes} * tile_lanes;
-            for (unsigned k = 0; k < lanes; ++k) {
-                const std::size_t step = std::size_t{k} * tile_lanes;
-                store_pairs(to, at + s * lanes * 2 + k * 64, load(first + step),
-                            s + lanes < steps ? load(second + step) : set(0));
-            }
-        }
-    }
+    for (unsigned lane = 0; lane < tile_lanes; lane += lanes, at += stride)
+        for (unsigned s = 0; s < steps; s += matrix_steps)
+            store_matrix(tile + s * tile_lanes + lane, tile_lanes, lanes * tile_lanes,
+                         s + lanes < steps, matrix_rows, to, at + s / matrix_steps * matrix_bytes);
 }
 
 // Registers 0 and 1 are sums of two vectors of lanes, of up to 16 rows, whose weights are in 4; 2,
 // 3 and 5 those of the next rows; 6 and 7 are the lanes' steps.
 LOWKV_INLINE void configure(unsigned rows) {
-    struct alignas(64) {
-        std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        std::uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        std::uint8_t lines[16] = {};
-    } config;
+    alignas(64) std::uint8_t config[64] = {1};  // the palette; at 16 bytes of lines, at 48 lines
     const unsigned first = rows < matrix_rows ? rows : matrix_rows;
     const unsigned next = rows > matrix_rows ? rows - matrix_rows : matrix_rows;
     const unsigned lines[] = {first, first, next, next, first, next, matrix_rows, matrix_rows};
-    for (unsigned i = 0; i < 8; ++i) config.lines[i] = static_cast<std::uint8_t>(lines[i]);
-    asm volatile("" : : "r"(&config) : "memory");  // GCC's instruction names its first bytes alone
-    _tile_loadconfig(&config);
+    for (unsigned i = 0; i < 8; ++i) {
+        config[16 + 2 * i] = 64;
+        config[48 + i] = static_cast<std::uint8_t>(lines[i]);
+    }
+    asm volatile("" : : "r"(config) : "memory");  // GCC's instruction names its first bytes alone
+    _tile_loadconfig(config);
 }
 
 // Adds to the sums, of two vectors of lanes or, twice, of one.
@@ -157,29 +155,29 @@ struct SpanMatrices {
             store_lanes(tile, tile_lanes, tile_steps, stride, matrices(exact), at_cell(keys, at));
         }
     }
+
+    // As multiply_tiles, of at most rows_at_once rows.
+    void multiply(const HeadPart& x, unsigned rows, const float* exact_w, const float* packed_w,
+                  std::size_t w_stride, float* exact_y, float* packed_y, std::size_t y_stride,
+                  std::byte* all) const {
+        const bool keys = x.is_keys();
+        configure(rows);
+        for (unsigned i = 0; i < count; ++i) {
+            const auto& [first, end, exact] = runs[i];
+            const Matrices w = {all, exact ? rows_plane : 0};
+            Matrices lanes_of = matrices(exact);
+            lanes_of.high += at_cell(keys, first);
+            const unsigned steps = keys ? x.step_count : end - first;
+            store_rows((exact ? exact_w : packed_w) + (keys ? 0 : first), w_stride, rows, steps, w);
+            multiply_matrices(w, rows, lanes_of, stride, keys ? end - first : x.lane_count,
+                              (steps + matrix_steps - 1) / matrix_steps,
+                              (exact ? exact_y : packed_y) + (keys ? first : 0), y_stride);
+        }
+        _tile_release();
+    }
+
     Matrices matrices(bool exact) const { return {memory, exact ? plane : 0}; }
     std::size_t at_cell(bool keys, unsigned at) const {
         return keys ? at / lanes * stride : at / matrix_steps * matrix_bytes;
     }
 };
-
-// As multiply_tiles, of at most rows_at_once rows.
-static void multiply_span(const HeadPart& x, const SpanMatrices& span, unsigned rows,
-                          const float* exact_w, const float* packed_w, std::size_t w_stride,
-                          float* exact_y, float* packed_y, std::size_t y_stride,
-                          std::byte* memory) {
-    const bool keys = x.is_keys();
-    configure(rows);
-    for (unsigned i = 0; i < span.count; ++i) {
-        const auto& [first, end, exact] = span.runs[i];
-        const Matrices w = {memory, exact ? SpanMatrices::rows_plane : 0};
-        Matrices lanes_of = span.matrices(exact);
-        lanes_of.high += span.at_cell(keys, first);
-        const unsigned steps = keys ? x.step_count : end - first;
-        store_rows((exact ? exact_w : packed_w) + (keys ? 0 : first), w_stride, rows, steps, w);
-        multiply_matrices(w, rows, lanes_of, span.stride, keys ? end - first : x.lane_count,
-                          (steps + matrix_steps - 1) / matrix_steps,
-                          (exact ? exact_y : packed_y) + (keys ? first : 0), y_stride);
-    }
-    _tile_release();
-}

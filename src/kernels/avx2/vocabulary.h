@@ -8,44 +8,18 @@ constexpr unsigned gemm_vectors = 2;
 using F = __m256;
 using I = __m256i;
 
-LOWKV_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
-LOWKV_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
-LOWKV_INLINE F load_f16(const std::uint16_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#include "kernels/body/vectors.h"
+//
+
+LOWKV_INLINE F widened(Halves x) { return _mm256_cvtph_ps(__m128i(x)); }
+LOWKV_INLINE I to_int(Halves x) { return _mm256_cvtepu16_epi32(__m128i(x)); }
+LOWKV_INLINE __m128i in_16_bytes(Bytes x) {
+    return _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
 }
-LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
-    const F magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    const F infinite = _mm256_cmp_ps(magnitude, _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
-    // min and max return their second operand where one is NaN.
-    const F below = _mm256_min_ps(_mm256_set1_ps(codec::f16_max), x);
-    const F finite = _mm256_max_ps(_mm256_set1_ps(-codec::f16_max), below);
-    _mm_storeu_si128(
-        reinterpret_cast<__m128i*>(p),
-        _mm256_cvtps_ph(_mm256_blendv_ps(finite, x, infinite), _MM_FROUND_TO_NEAREST_INT));
-}
-LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
-    const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
-    const __m128i rest = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7);
-    return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
-}
-LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
-    const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    return _mm256_cvtph_ps(_mm_slli_epi16(x, 7));
-}
-LOWKV_INLINE F load_u8(const std::uint8_t* p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-}
+LOWKV_INLINE I to_int(Bytes x) { return _mm256_cvtepu8_epi32(in_16_bytes(x)); }
+LOWKV_INLINE Halves to_halves(Bytes x) { return Halves(_mm_cvtepu8_epi16(in_16_bytes(x))); }
+LOWKV_INLINE Halves narrowed(F x) { return Halves(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 LOWKV_INLINE F set(float x) { return _mm256_set1_ps(x); }
-LOWKV_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
-LOWKV_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
-LOWKV_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-LOWKV_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
 LOWKV_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 LOWKV_INLINE F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
 LOWKV_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
@@ -73,9 +47,6 @@ LOWKV_INLINE void reduce4(const F* x, float* out) {
 }
 LOWKV_INLINE void reduce_max4(const F* x, float* out) { reduce4<true>(x, out); }
 LOWKV_INLINE void reduce_add4(const F* x, float* out) { reduce4<false>(x, out); }
-LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
-    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, index)));
-}
 LOWKV_INLINE F fraction(F t) { return _mm256_sub_ps(t, _mm256_floor_ps(t)); }
 LOWKV_INLINE F scale_by_floor(F a, F t) {
     const F least = set(-126.0f);
@@ -85,35 +56,18 @@ LOWKV_INLINE F scale_by_floor(F a, F t) {
                          _mm256_mul_ps(a, _mm256_castsi256_ps(power)));
 }
 
-LOWKV_INLINE I load_bytes(const std::uint8_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-LOWKV_INLINE I set_int(int x) { return _mm256_set1_epi32(x); }
 LOWKV_INLINE I iota() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
-LOWKV_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
-LOWKV_INLINE I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
-LOWKV_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
-LOWKV_INLINE I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
-LOWKV_INLINE I shift_left(I a, unsigned n) { return _mm256_slli_epi32(a, static_cast<int>(n)); }
-LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm256_srli_epi32(a, static_cast<int>(n)); }
 LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm256_shuffle_epi8(table, bytes); }
-LOWKV_INLINE I mul_low16(I a, I b) { return _mm256_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm256_mulhi_epu16(a, b); }
-LOWKV_INLINE I add16(I a, I b) { return _mm256_add_epi16(a, b); }
-LOWKV_INLINE I sub16(I a, I b) { return _mm256_sub_epi16(a, b); }
 LOWKV_INLINE I add_sat16(I a, I b) { return _mm256_adds_epi16(a, b); }
 LOWKV_INLINE I sub_sat16(I a, I b) { return _mm256_subs_epi16(a, b); }
-LOWKV_INLINE I min16(I a, I b) { return _mm256_min_epi16(a, b); }
 LOWKV_INLINE I mul_round16(I a, I b) { return _mm256_mulhrs_epi16(a, b); }
 LOWKV_INLINE I low_bytes(I a, I b) { return _mm256_packus_epi16(a, b); }
-LOWKV_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
 LOWKV_INLINE I dot_pair(I sum, I a, I b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-LOWKV_INLINE I as_int(F a) { return _mm256_castps_si256(a); }
-LOWKV_INLINE F as_float(I a) { return _mm256_castsi256_ps(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     if constexpr (Size == 8)

@@ -8,44 +8,15 @@ constexpr unsigned gemm_vectors = 2;
 using F = __m512;
 using I = __m512i;
 
-LOWKV_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
-LOWKV_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
-LOWKV_INLINE F load_f16(const std::uint16_t* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
-    constexpr int infinities = 0x18;
-    const __mmask16 infinite = _mm512_fpclass_ps_mask(x, infinities);
-    // min and max return their second operand where one is NaN.
-    const F below = _mm512_min_ps(_mm512_set1_ps(codec::f16_max), x);
-    const F finite = _mm512_max_ps(_mm512_set1_ps(-codec::f16_max), below);
-    _mm256_storeu_si256(
-        reinterpret_cast<__m256i*>(p),
-        _mm512_cvtps_ph(_mm512_mask_mov_ps(finite, infinite, x), _MM_FROUND_TO_NEAREST_INT));
-}
-LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7);
-    return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
-}
-LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return _mm512_cvtph_ps(_mm256_slli_epi16(x, 7));
-}
-LOWKV_INLINE F load_u8(const std::uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-}
+#include "kernels/body/vectors.h"
+//
+
+LOWKV_INLINE F widened(Halves x) { return _mm512_cvtph_ps(__m256i(x)); }
+LOWKV_INLINE I to_int(Halves x) { return _mm512_cvtepu16_epi32(__m256i(x)); }
+LOWKV_INLINE I to_int(Bytes x) { return _mm512_cvtepu8_epi32(__m128i(x)); }
+LOWKV_INLINE Halves to_halves(Bytes x) { return Halves(_mm256_cvtepu8_epi16(__m128i(x))); }
+LOWKV_INLINE Halves narrowed(F x) { return Halves(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 LOWKV_INLINE F set(float x) { return _mm512_set1_ps(x); }
-LOWKV_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
-LOWKV_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-LOWKV_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-LOWKV_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
 LOWKV_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOWKV_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 LOWKV_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
@@ -70,39 +41,23 @@ LOWKV_INLINE void reduce4(const F* x, float* out) {
 }
 LOWKV_INLINE void reduce_max4(const F* x, float* out) { reduce4<true>(x, out); }
 LOWKV_INLINE void reduce_add4(const F* x, float* out) { reduce4<false>(x, out); }
-LOWKV_INLINE F select_below(I index, I limit, F a, F b) {
-    return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(index, limit), b, a);
-}
 LOWKV_INLINE F fraction(F t) {
     return _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 LOWKV_INLINE F scale_by_floor(F a, F t) { return _mm512_scalef_ps(a, t); }
 
-LOWKV_INLINE I load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-LOWKV_INLINE I set_int(int x) { return _mm512_set1_epi32(x); }
 LOWKV_INLINE I iota() {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-LOWKV_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
-LOWKV_INLINE I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
-LOWKV_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
-LOWKV_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
-LOWKV_INLINE I shift_left(I a, unsigned n) { return _mm512_slli_epi32(a, n); }
-LOWKV_INLINE I shift_right(I a, unsigned n) { return _mm512_srli_epi32(a, n); }
 LOWKV_INLINE I load_table(const std::uint8_t* p) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 LOWKV_INLINE I lookup(I table, I bytes) { return _mm512_shuffle_epi8(table, bytes); }
-LOWKV_INLINE I mul_low16(I a, I b) { return _mm512_mullo_epi16(a, b); }
 LOWKV_INLINE I mul_high16(I a, I b) { return _mm512_mulhi_epu16(a, b); }
-LOWKV_INLINE I add16(I a, I b) { return _mm512_add_epi16(a, b); }
-LOWKV_INLINE I sub16(I a, I b) { return _mm512_sub_epi16(a, b); }
 LOWKV_INLINE I add_sat16(I a, I b) { return _mm512_adds_epi16(a, b); }
 LOWKV_INLINE I sub_sat16(I a, I b) { return _mm512_subs_epi16(a, b); }
-LOWKV_INLINE I min16(I a, I b) { return _mm512_min_epi16(a, b); }
 LOWKV_INLINE I mul_round16(I a, I b) { return _mm512_mulhrs_epi16(a, b); }
 LOWKV_INLINE I low_bytes(I a, I b) { return _mm512_packus_epi16(a, b); }
-LOWKV_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 LOWKV_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
 // Of each four steps the high plane, then the low one, in the order of a lane's bytes.
 LOWKV_INLINE void store_weights(std::int16_t* p, I a, I b) {
@@ -128,8 +83,6 @@ LOWKV_INLINE void dot_shared(I (&sums)[2][2], I a, I b, const std::int16_t* w) {
         sums[1][plane] = _mm512_dpbusd_epi32(sums[1][plane], b, weights);
     }
 }
-LOWKV_INLINE I as_int(F a) { return _mm512_castps_si512(a); }
-LOWKV_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     if constexpr (Size == 32) return _mm512_permutex2var_ps(load(table), index, load(table + 16));

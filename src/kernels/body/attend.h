@@ -306,6 +306,33 @@ LOWKV_INLINE void multiply_tiles(const HeadPart& x, const Tiles& tiles, unsigned
     }
 }
 
+// The tiles of the span at `cell` that some row sees; whether there is one.
+LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, unsigned end,
+                             Bias& bias, Tiles& tiles) {
+    const bool additive = is_additive(task.mask);
+    const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
+    const unsigned tile_count = (left + tile_tokens - 1) / tile_tokens;
+    const unsigned tokens = task.plan->block_tokens();
+    tiles.blocks = task.views + cell / tokens;
+    tiles.block_tokens = tokens;
+    tiles.count = tile_count * tile_tokens;
+    unsigned seen = 0;
+    const auto see = [&](unsigned t, bool visible) {
+        if (!tiles.visible[t] && visible) tiles.visible[t] = ++seen > 0;
+    };
+    for (unsigned t = 0; t < tile_count; ++t)
+        see(t, !additive && cell + (t + 1) * tile_tokens > begin);
+    for (unsigned r = 0; additive && seen < tile_count && r < task.row_count; ++r) {
+        if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) continue;
+        const Bias* own = load_bias(task, task.rows[r], cell, bias);
+        for (unsigned t = 0; t < tile_count; ++t)
+            see(t, own == nullptr || own->visible(t * tile_tokens, tile_tokens));
+    }
+    for (unsigned t = 0; t < tile_count; ++t)
+        if (tiles.blocks[t * tile_tokens / tokens].keys == nullptr) tiles.visible[t] = false;
+    return seen > 0;
+}
+
 void prefill(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim;
     const unsigned tokens = task.plan->block_tokens();
@@ -325,34 +352,8 @@ void prefill(const Task& task) noexcept {
 
     const unsigned end = visible_end(task), begin = visible_begin(task);
     for (unsigned cell = first_span(task, begin, end); cell < end; cell += span_tokens) {
-        const unsigned left = end - cell;
-        const unsigned tile_count =
-            ((left < span_tokens ? left : span_tokens) + tile_tokens - 1) / tile_tokens;
         Tiles tiles;
-        tiles.blocks = task.views + cell / tokens;
-        tiles.block_tokens = tokens;
-        tiles.count = tile_count * tile_tokens;
-        for (unsigned t = 0; t < tile_count; ++t) {
-            tiles.visible[t] = !additive && cell + (t + 1) * tile_tokens > begin;
-        }
-        for (unsigned r = 0; additive && r < rows; ++r) {
-            if (r > 0 && task.rows[r].mask == task.rows[r - 1].mask) continue;
-            bool all = true;
-            for (unsigned t = 0; t < tile_count; ++t) all = all && tiles.visible[t];
-            if (all) break;
-            const Bias* own = load_bias(task, task.rows[r], cell, bias[0]);
-            for (unsigned t = 0; t < tile_count; ++t) {
-                tiles.visible[t] = tiles.visible[t] || own == nullptr ||
-                                   own->visible(t * tile_tokens, tile_tokens);
-            }
-        }
-        bool seen = false;
-        for (unsigned t = 0; t < tile_count; ++t) {
-            seen = seen || tiles.visible[t];
-            tiles.visible[t] =
-                tiles.visible[t] && tiles.blocks[t * tile_tokens / tokens].keys != nullptr;
-        }
-        if (!seen) continue;
+        if (!find_tiles(task, cell, begin, end, bias[0], tiles)) continue;
         const unsigned last = (tiles.count - 1) / tokens;
         if (tiles.blocks[last].packed) tiles.count = (last + 1) * tokens;
         if (by_matrices) {
@@ -364,8 +365,8 @@ void prefill(const Task& task) noexcept {
             const std::size_t at = std::size_t{from} * head_dim;
             clear_scores(scores, here, tiles.count);
             if (by_matrices)
-                multiply_span(head.keys, keys, here, scratch.q + at, packed_q + at, head_dim,
-                              scores, scores, span_tokens, scratch.matrices);
+                keys.multiply(head.keys, here, scratch.q + at, packed_q + at, head_dim, scores,
+                              scores, span_tokens, scratch.matrices);
             else
                 multiply_tiles(head.keys, tiles, rows, task.f32, scratch.q, packed_q, head_dim,
                                scores, scores, span_tokens, scratch);
@@ -382,8 +383,8 @@ void prefill(const Task& task) noexcept {
                         running.max + first, running.sum + first);
             }
             if (by_matrices)
-                multiply_span(head.values, values, here, scores, scores, span_tokens, task.out + at,
-                              task.packed_out + at, head_dim, scratch.matrices);
+                values.multiply(head.values, here, scores, scores, span_tokens, task.out + at,
+                                task.packed_out + at, head_dim, scratch.matrices);
             else if (latent)
                 multiply_latent(head.keys, tiles, rows, scores, task.out, scratch.tile,
                                 scratch.latent);

@@ -2,8 +2,6 @@
 
 #include "begin.h"
 //
-#include "kernels/body/math.h"
-//
 #include "kernels/body/head_part.h"
 //
 #include "kernels/body/exact_rows.h"
@@ -23,11 +21,9 @@ constexpr bool multiplies_matrices = false;
 constexpr unsigned prefill_rows = 96, rows_at_once = prefill_rows;
 
 struct SpanMatrices {
-    void store(const HeadPart&, const Tiles&, float*, std::byte*) {}
+    void store(const auto&...) {}
+    void multiply(const auto&...) const {}
 };
-[[gnu::unused]] static void multiply_span(const HeadPart&, const SpanMatrices&, unsigned,
-                                          const float*, const float*, std::size_t, float*, float*,
-                                          std::size_t, std::byte*) {}
 #endif
 //
 #include "kernels/body/attend.h"

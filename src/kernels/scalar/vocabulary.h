@@ -8,46 +8,24 @@ constexpr unsigned gemm_vectors = 1;
 
 using F = float __attribute__((vector_size(16)));
 using I = std::int32_t __attribute__((vector_size(16)));
-using U = std::uint32_t __attribute__((vector_size(16)));
 
-LOWKV_INLINE F load(const float* p) {
+#include "kernels/body/vectors.h"
+//
+
+LOWKV_INLINE F widened(Halves x) {
     F r;
-    std::memcpy(&r, p, sizeof r);
+    for (unsigned i = 0; i < lanes; ++i) r[i] = codec::f16_to_f32(x[i]);
     return r;
 }
-LOWKV_INLINE void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
-LOWKV_INLINE F load_f16(const std::uint16_t* p) {
-    return F{codec::f16_to_f32(p[0]), codec::f16_to_f32(p[1]), codec::f16_to_f32(p[2]),
-             codec::f16_to_f32(p[3])};
-}
-LOWKV_INLINE F load_bf16(const std::uint16_t* p) {
-    const U bits = U{p[0], p[1], p[2], p[3]} << 16;
-    return F(bits);  // a cast of vectors keeps the bits
-}
-LOWKV_INLINE void store_f16(std::uint16_t* p, F x) {
-    for (unsigned i = 0; i < lanes; ++i) p[i] = codec::f32_to_f16(x[i]);
-}
-LOWKV_INLINE F load_e4m3(const std::uint8_t* p) {
-    std::uint16_t halves[lanes];
-    for (unsigned i = 0; i < lanes; ++i) {
-        halves[i] = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
-    }
-    return load_f16(halves);
-}
-LOWKV_INLINE F load_e5m3(const std::uint8_t* p) {
-    std::uint16_t halves[lanes];
-    for (unsigned i = 0; i < lanes; ++i) halves[i] = static_cast<std::uint16_t>(p[i] << 7);
-    return load_f16(halves);
-}
-LOWKV_INLINE F load_u8(const std::uint8_t* p) {
-    return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
-             static_cast<float>(p[3])};
+LOWKV_INLINE I to_int(Halves x) { return __builtin_convertvector(x, I); }
+LOWKV_INLINE I to_int(Bytes x) { return __builtin_convertvector(x, I); }
+LOWKV_INLINE Halves to_halves(Bytes x) { return __builtin_convertvector(x, Halves); }
+LOWKV_INLINE Halves narrowed(F x) {
+    Halves r;
+    for (unsigned i = 0; i < lanes; ++i) r[i] = codec::f32_to_f16(x[i]);
+    return r;
 }
 LOWKV_INLINE F set(float x) { return F{x, x, x, x}; }
-LOWKV_INLINE F add(F a, F b) { return a + b; }
-LOWKV_INLINE F sub(F a, F b) { return a - b; }
-LOWKV_INLINE F mul(F a, F b) { return a * b; }
-LOWKV_INLINE F div(F a, F b) { return a / b; }
 LOWKV_INLINE F fma(F a, F b, F c) { return a * b + c; }
 LOWKV_INLINE F fnma(F a, F b, F c) { return c - a * b; }
 LOWKV_INLINE F min(F a, F b) { return a < b ? a : b; }
@@ -63,13 +41,11 @@ LOWKV_INLINE void reduce_max4(const F* x, float* out) {
 LOWKV_INLINE void reduce_add4(const F* x, float* out) {
     for (unsigned i = 0; i < 4; ++i) out[i] = (x[i][0] + x[i][1]) + (x[i][2] + x[i][3]);
 }
-LOWKV_INLINE F select_below(I index, I limit, F a, F b) { return index < limit ? a : b; }
 LOWKV_INLINE I to_int(F a) {
     // Adding and taking away 1.5 * 2^23 rounds half to even.
     const F magic = set(12582912.0f);
     return __builtin_convertvector((a + magic) - magic, I);
 }
-LOWKV_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
 LOWKV_INLINE F floor(F a) {
     const F nearest = to_float(to_int(a));
     return nearest > a ? nearest - set(1.0f) : nearest;
@@ -81,24 +57,10 @@ LOWKV_INLINE F fraction(F t) {
 }
 LOWKV_INLINE F scale_by_floor(F a, F t) {
     const I bits = (to_int(floor(max(t, set(least_power)))) + 127) << 23;
-    F power;
-    std::memcpy(&power, &bits, sizeof power);
-    return t >= set(least_power) ? a * power : set(0.0f);
+    return t >= set(least_power) ? a * as_float(bits) : set(0.0f);
 }
 
-LOWKV_INLINE I load_bytes(const std::uint8_t* p) {
-    I r;
-    std::memcpy(&r, p, sizeof r);
-    return r;
-}
-LOWKV_INLINE I set_int(int x) { return I{x, x, x, x}; }
 LOWKV_INLINE I iota() { return I{0, 1, 2, 3}; }
-LOWKV_INLINE I bit_and(I a, I b) { return a & b; }
-LOWKV_INLINE I bit_or(I a, I b) { return a | b; }
-LOWKV_INLINE I add_int(I a, I b) { return I(U(a) + U(b)); }
-LOWKV_INLINE I sub_int(I a, I b) { return I(U(a) - U(b)); }
-LOWKV_INLINE I shift_left(I a, unsigned n) { return I(U(a) << n); }
-LOWKV_INLINE I shift_right(I a, unsigned n) { return I(U(a) >> n); }
 LOWKV_INLINE I load_table(const std::uint8_t* p) { return load_bytes(p); }
 LOWKV_INLINE I lookup(I table, I bytes) {
     std::uint8_t from[16], at[16];
@@ -107,23 +69,18 @@ LOWKV_INLINE I lookup(I table, I bytes) {
     for (std::uint8_t& byte : at) byte = byte < sizeof from ? from[byte] : std::uint8_t{0};
     return load_bytes(at);
 }
-LOWKV_INLINE I mul_low16(I a, I b) {
-    const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
-    return I((low & 0xffff) | high << 16);
-}
+using LongInts = std::int32_t __attribute__((vector_size(32)));
+using LongUnsigned = std::uint32_t __attribute__((vector_size(32)));
 LOWKV_INLINE I mul_high16(I a, I b) {
-    const U low = (U(a) & 0xffff) * (U(b) & 0xffff), high = (U(a) >> 16) * (U(b) >> 16);
-    return I(low >> 16 | (high & 0xffff0000));
+    const auto x = __builtin_convertvector(UnsignedShorts(a), LongUnsigned);
+    const auto y = __builtin_convertvector(UnsignedShorts(b), LongUnsigned);
+    return I(__builtin_convertvector((x * y) >> 16, UnsignedShorts));
 }
-using Shorts = std::int16_t __attribute__((vector_size(16)));
-using UnsignedShorts = std::uint16_t __attribute__((vector_size(16)));
 // What overflows gets the end on its side.
 LOWKV_INLINE Shorts at_ends(Shorts a, Shorts result, Shorts overflow) {
     const Shorts end = (a >> 15) ^ std::int16_t{32767};
     return overflow < 0 ? end : result;
 }
-LOWKV_INLINE I add16(I a, I b) { return I(UnsignedShorts(a) + UnsignedShorts(b)); }
-LOWKV_INLINE I sub16(I a, I b) { return I(UnsignedShorts(a) - UnsignedShorts(b)); }
 LOWKV_INLINE I add_sat16(I a, I b) {
     const Shorts x = Shorts(a), y = Shorts(b), sum = Shorts(add16(a, b));
     return I(at_ends(x, sum, (x ^ sum) & (y ^ sum)));
@@ -132,13 +89,10 @@ LOWKV_INLINE I sub_sat16(I a, I b) {
     const Shorts x = Shorts(a), y = Shorts(b), off = Shorts(sub16(a, b));
     return I(at_ends(x, off, (x ^ y) & (x ^ off)));
 }
-LOWKV_INLINE I min16(I a, I b) { return I(Shorts(a) < Shorts(b) ? Shorts(a) : Shorts(b)); }
 LOWKV_INLINE I mul_round16(I a, I b) {
-    const auto product = [](I x, I y) LOWKV_INLINE_LAMBDA {  // of the upper halves
-        return ((x >> 16) * (y >> 16) + 0x4000) >> 15;
-    };
-    const I low = product(shift_left(a, 16), shift_left(b, 16)), high = product(a, b);
-    return bit_or(bit_and(low, set_int(0xffff)), shift_left(high, 16));
+    const auto x = __builtin_convertvector(Shorts(a), LongInts);
+    const auto y = __builtin_convertvector(Shorts(b), LongInts);
+    return I(__builtin_convertvector((x * y + 0x4000) >> 15, Shorts));
 }
 LOWKV_INLINE I low_bytes(I a, I b) {
     std::uint8_t from[8 * lanes], bytes[4 * lanes];
@@ -169,8 +123,6 @@ LOWKV_INLINE void dot_shared(I (&sums)[2][1], I a, I b, const std::int16_t* w) {
         sum = dot_pair(sum, bit_and(shift_right(codes[v], 8), bytes), set_int(pair[1]));
     }
 }
-LOWKV_INLINE I as_int(F a) { return I(a); }  // a cast of vectors keeps the bits
-LOWKV_INLINE F as_float(I a) { return F(a); }
 template <unsigned Size>
 LOWKV_INLINE F pick(const float* table, I index) {
     const I i = index & static_cast<std::int32_t>(Size - 1);
