@@ -145,5 +145,6 @@ int main() {
         }
     }
     std::printf("e5m2: 8 bits a number, attention off by %.1e at most\n", worst);
-    return holds && worst < 1e-5 ? 0 : 1;
+    // Prompts may be multiplied as bf16, whose numbers have 8 bits (AMX).
+    return holds && worst < 2e-3 ? 0 : 1;
 }

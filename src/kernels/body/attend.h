@@ -312,9 +312,8 @@ LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, un
     const bool additive = is_additive(task.mask);
     const unsigned left = end - cell < span_tokens ? end - cell : span_tokens;
     const unsigned tile_count = (left + tile_tokens - 1) / tile_tokens;
-    const unsigned tokens = task.plan->block_tokens();
-    tiles.blocks = task.views + cell / tokens;
-    tiles.block_tokens = tokens;
+    tiles.block_tokens = task.plan->block_tokens();
+    tiles.blocks = task.views + cell / tiles.block_tokens;
     tiles.count = tile_count * tile_tokens;
     unsigned seen = 0;
     const auto see = [&](unsigned t, bool visible) {
@@ -329,7 +328,7 @@ LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, un
             see(t, own == nullptr || own->visible(t * tile_tokens, tile_tokens));
     }
     for (unsigned t = 0; t < tile_count; ++t)
-        if (tiles.blocks[t * tile_tokens / tokens].keys == nullptr) tiles.visible[t] = false;
+        tiles.visible[t] &= tiles.blocks[t * tile_tokens / tiles.block_tokens].keys != nullptr;
     return seen > 0;
 }
 

@@ -7,6 +7,8 @@ using Shorts = std::int16_t __attribute__((vector_size(sizeof(F))));
 using UnsignedShorts = std::uint16_t __attribute__((vector_size(sizeof(F))));
 using Halves = std::uint16_t __attribute__((vector_size(sizeof(F) / 2)));  // one of each lane
 using Bytes = std::uint8_t __attribute__((vector_size(sizeof(F) / 4)));
+using LooseF __attribute__((aligned(1), may_alias)) = F;  // anywhere in memory
+using LooseI __attribute__((aligned(1), may_alias)) = I;
 
 LOWKV_INLINE I as_int(F a) { return I(a); }  // a cast of vectors keeps the bits
 LOWKV_INLINE F as_float(I a) { return F(a); }
@@ -16,9 +18,9 @@ LOWKV_INLINE V loaded(const void* p) {
     __builtin_memcpy(&r, p, sizeof r);
     return r;
 }
-LOWKV_INLINE F load(const float* p) { return loaded<F>(p); }
-LOWKV_INLINE I load_bytes(const std::uint8_t* p) { return loaded<I>(p); }
-LOWKV_INLINE void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+LOWKV_INLINE F load(const float* p) { return *reinterpret_cast<const LooseF*>(p); }
+LOWKV_INLINE I load_bytes(const std::uint8_t* p) { return *reinterpret_cast<const LooseI*>(p); }
+LOWKV_INLINE void store(float* p, F x) { *reinterpret_cast<LooseF*>(p) = x; }
 LOWKV_INLINE F add(F a, F b) { return a + b; }
 LOWKV_INLINE F sub(F a, F b) { return a - b; }
 LOWKV_INLINE F mul(F a, F b) { return a * b; }
