@@ -30,7 +30,16 @@ def keeping(tmp_path, *words, options=(), **more):
 
 
 def talk(running, seed, answer="", length=700):
-    return running.complete(text(seed, length) + answer, 8)
+    return running.complete(text(seed, length) + answer, 8, n_probs=5)
+
+
+def assert_same_answer(one, other):
+    """But for what follows a near tie: one token more in a batch rounds otherwise."""
+    for a, b in zip(one["completion_probabilities"], other["completion_probabilities"], strict=True):
+        if a["id"] != b["id"]:
+            others = {token["id"]: token["logprob"] for token in a["top_logprobs"]}
+            assert a["logprob"] - others[b["id"]] < 0.1, (a, b)
+            return
 
 
 def files(tmp_path):
@@ -59,7 +68,7 @@ def test_conversations_go_on_after_a_restart(tmp_path):
     with keeping(tmp_path) as running:
         again = [talk(running, i, alone[i] + " and") for i in range(3)]
     for one, other in zip(on, again, strict=True):
-        assert other["content"] == one["content"]
+        assert_same_answer(one, other)
         assert evaluated(other) <= evaluated(one) + 1 < 30
 
 

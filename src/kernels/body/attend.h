@@ -333,9 +333,8 @@ LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, un
 }
 
 void prefill(const Task& task) noexcept {
-    const unsigned head_dim = task.plan->shape().head_dim;
+    const unsigned head_dim = task.plan->shape().head_dim, rows = task.row_count;
     const unsigned tokens = task.plan->block_tokens();
-    const unsigned rows = task.row_count;
     const bool additive = is_additive(task.mask);
     const Scratch scratch(task);
     float* const scores = scratch.scores;
@@ -345,7 +344,8 @@ void prefill(const Task& task) noexcept {
     Running<prefill_max_rows> running(task);
     const Head head(task);
     const bool latent = task.plan->shape().latent();
-    const bool by_matrices = multiplies_matrices && !task.f32 && !latent;
+    const bool exact = task.plan->keys().exact() && task.plan->values().exact();
+    const bool by_matrices = multiplies_matrices && !task.f32 && !latent && !exact;
     const unsigned at_once = by_matrices ? rows_at_once : rows;
     SpanMatrices keys, values;
 
