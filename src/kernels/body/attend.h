@@ -334,8 +334,6 @@ LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, un
 
 void prefill(const Task& task) noexcept {
     const unsigned head_dim = task.plan->shape().head_dim, rows = task.row_count;
-    const unsigned tokens = task.plan->block_tokens();
-    const bool additive = is_additive(task.mask);
     const Scratch scratch(task);
     float* const scores = scratch.scores;
     Bias bias[4];
@@ -344,18 +342,21 @@ void prefill(const Task& task) noexcept {
     Running<prefill_max_rows> running(task);
     const Head head(task);
     const bool latent = task.plan->shape().latent();
-    const bool exact = task.plan->keys().exact() && task.plan->values().exact();
-    const bool by_matrices = multiplies_matrices && !task.f32 && !latent && !exact;
-    const unsigned at_once = by_matrices ? rows_at_once : rows;
+    const bool by_matrices = multiplies_matrices && !task.f32 && !latent;
     SpanMatrices keys, values;
 
     const unsigned end = visible_end(task), begin = visible_begin(task);
     for (unsigned cell = first_span(task, begin, end); cell < end; cell += span_tokens) {
         Tiles tiles;
         if (!find_tiles(task, cell, begin, end, bias[0], tiles)) continue;
-        const unsigned last = (tiles.count - 1) / tokens;
-        if (tiles.blocks[last].packed) tiles.count = (last + 1) * tokens;
-        if (by_matrices) {
+        const unsigned last = (tiles.count - 1) / tiles.block_tokens;
+        if (tiles.blocks[last].packed) tiles.count = (last + 1) * tiles.block_tokens;
+        bool matrices = false;  // unquantized rows alone are multiplied in f32
+        for (unsigned b = 0; by_matrices && b <= last; ++b)
+            matrices |=
+                !head.keys.is_exact(tiles.blocks[b]) || !head.values.is_exact(tiles.blocks[b]);
+        const unsigned at_once = matrices ? rows_at_once : rows;
+        if (matrices) {
             keys.store(head.keys, tiles, scratch.tile, scratch.matrices);
             values.store(head.values, tiles, scratch.tile, scratch.matrices);
         }
@@ -363,7 +364,7 @@ void prefill(const Task& task) noexcept {
             const unsigned here = rows - from < at_once ? rows - from : at_once;
             const std::size_t at = std::size_t{from} * head_dim;
             clear_scores(scores, here, tiles.count);
-            if (by_matrices)
+            if (matrices)
                 keys.multiply(head.keys, here, scratch.q + at, packed_q + at, head_dim, scores,
                               scores, span_tokens, scratch.matrices);
             else
@@ -371,7 +372,7 @@ void prefill(const Task& task) noexcept {
                                scores, scores, span_tokens, scratch);
             for (unsigned first = from; first < from + here; first += 4) {
                 const unsigned n = from + here - first < 4 ? from + here - first : 4;
-                for (unsigned r = 0; additive && r < n; ++r) {
+                for (unsigned r = 0; is_additive(task.mask) && r < n; ++r) {
                     const Row& row = task.rows[first + r];
                     row_bias[r] = r > 0 && row.mask == task.rows[first + r - 1].mask
                                       ? row_bias[r - 1]
@@ -381,7 +382,7 @@ void prefill(const Task& task) noexcept {
                         scores + std::size_t{first - from} * span_tokens, span_tokens,
                         running.max + first, running.sum + first);
             }
-            if (by_matrices)
+            if (matrices)
                 values.multiply(head.values, here, scores, scores, span_tokens, task.out + at,
                                 task.packed_out + at, head_dim, scratch.matrices);
             else if (latent)
