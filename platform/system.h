@@ -39,8 +39,8 @@ void replace_file(const std::filesystem::path& file, std::string_view text, bool
 
 // ---- the processor ----
 
-// Whether the system lets this process use the tiles of AMX, which the processor has. From then on
-// Linux refuses signal stacks that tiles' registers don't fit in.
+// Whether the system lets this process use the tiles of AMX, which the processor has. It is asked
+// once. From then on Linux refuses signal stacks that tiles' registers don't fit in.
 bool lets_use_tiles() noexcept;
 
 // ---- libraries ----

@@ -23,7 +23,7 @@ class Lane(NamedTuple):
     tools: tuple = ()  # programs that it needs
 
 
-# Where each is in Debian, with what it needs beside it.
+# Debian's packages for each tool: the one that has it, and others that the lane needs with it.
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "qemu-aarch64": "qemu-user",
@@ -96,10 +96,11 @@ def due(lanes, changed, landings):
 
 def run(lane, install):
     """How it ended, in words, and whether that is good."""
+    packages = [PACKAGES[tool] for tool in lane.tools if tool in PACKAGES and not shutil.which(tool)]
+    if install and packages:
+        subprocess.run(f"apt-get update -qq && apt-get install -qqy --no-install-recommends {' '.join(packages)}",
+                       shell=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
     for tool in lane.tools:
-        if install and tool in PACKAGES and not shutil.which(tool):
-            subprocess.run(f"apt-get update -qq && apt-get install -qqy --no-install-recommends {PACKAGES[tool]}",
-                           shell=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
         if not shutil.which(tool):
             return f"skipped: there is no {tool} here", True
     print(f"\n==== lane {lane.name}: make {lane.command}", flush=True)

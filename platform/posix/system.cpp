@@ -31,7 +31,8 @@ std::string plain_name(const std::filesystem::path& file) { return file.string()
 bool lets_use_tiles() noexcept {
 #if defined(__linux__) && defined(__x86_64__)
     constexpr long request_permission = 0x1023, tile_data = 18;  // asm/prctl.h, Linux 5.16
-    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    static const bool lets = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return lets;
 #else
     return false;
 #endif

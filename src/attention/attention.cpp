@@ -139,9 +139,9 @@ class Call {
             rows += chunks * job.split.ranges * job.split.chunk_rows;
             queries += std::size_t{io.tokens} * io.heads;
             turns_ += ceil_div(std::size_t{io.tokens}, tokens_of_a_turn);
-            prefills = prefills || !job.split.decode;
-            if (!job.split.decode)
-                masks += std::size_t{io.tokens} * ceil_div(io.n_cells, span_tokens);
+            if (job.split.decode) continue;
+            prefills = true;
+            masks += std::size_t{io.tokens} * ceil_div(io.n_cells, span_tokens);
         }
         const bool apart = plan_.values().rotation() != nullptr;
         const std::size_t out_floats = rows * head_dim();

@@ -50,7 +50,7 @@ struct AttentionJob {
     std::size_t first_task = 0, first_chunk = 0;  // chunk: of rows, in all of its ranges
     std::size_t first_row = 0;                    // of partial results
     std::size_t first_query = 0, first_turn = 0;  // of rotated queries; turns of some tokens each
-    std::size_t first_blank = 0;
+    std::size_t first_blank = 0;                  // of notes on masks
 };
 
 // What the queries of a sequence see of one piece.

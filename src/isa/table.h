@@ -107,8 +107,8 @@ struct Table {
 const PartKernels& find(const Table& table, std::string_view name);
 
 // Scratch that a task needs at most: what kernels know of its rows, rows of both q and scores, a
-// tile, and a latent layer's sums and weights (body/latent.h), where matrices of rows lie before,
-// and those of a span (amx/matrices.h).
+// tile, and in one place a latent layer's sums and weights (body/latent.h) or the matrices of rows
+// and of a span (amx/matrices.h).
 inline constexpr std::size_t prefill_memories = prefill_max_rows / decode_max_rows;
 constexpr std::size_t scratch_bytes() {
     return prefill_memories * sizeof(ProductMemory) +

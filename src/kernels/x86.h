@@ -5,7 +5,6 @@
 #include <immintrin.h>
 
 #include "kernels/kernel.h"
-#include "platform/system.h"
 
 // GCC 12 takes the undefined pass-through operand in AVX-512's own intrinsics for a mistake.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -14,10 +13,11 @@
 #ifndef LOWKV_SYSTEM_LETS
 #define LOWKV_SYSTEM_LETS true
 #endif
-// What several are made of.
+// Each level of x86 is the one before and more.
 #define LOWKV_AVX2(first, next) first("avx2") next("fma") next("f16c")
 #define LOWKV_AVX512_F(first, next) LOWKV_AVX2(first, next) next("avx512f") next("avx512bw")
-#define LOWKV_AVX512(first, next) LOWKV_AVX512_F(first, next) next("avx512dq") next("avx512vl")
+#define LOWKV_AVX512_DQ(first, next) LOWKV_AVX512_F(first, next) next("avx512dq") next("avx512vl")
+#define LOWKV_AVX512(first, next) LOWKV_AVX512_DQ(first, next) next("avx512vnni")
 #define LOWKV_VBMI(first, next) LOWKV_AVX512(first, next) next("avx512vbmi") next("avx512vbmi2")
 
 #define LOWKV_SAME(feature) feature

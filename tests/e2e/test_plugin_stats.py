@@ -101,7 +101,7 @@ def test_two_caches_while_running_and_after(folder):
     said = freed(log.read_text())
     assert len(said) == 2
     assert sorted(said) == sorted(figures(ended, cache) for cache in ("0", "1"))
-    # A step's rows are beside it while it runs; those that a sliding window left behind, until they are written over.
+    # The bound leaves out a step's own rows, and rows that a sliding window has passed and nothing has overwritten yet.
     for cache, beside in (("0", 512), ("1", 0)):
         held = ended["bytes", cache, "packed"] + ended["bytes", cache, "exact"]
         row = ended["bytes", cache, "exact"] // ended["cells", cache, "exact"]

@@ -11,10 +11,10 @@
 constexpr bool multiplies_matrices = true;
 constexpr unsigned prefill_rows = prefill_max_rows;  // what is stored of a span serves all of them
 constexpr unsigned rows_at_once = 32;                // whose scores stay in the nearest cache
-constexpr unsigned matrix_rows = 16, matrix_steps = 32;
-constexpr std::size_t matrix_bytes = 1024;
+constexpr unsigned matrix_rows = 16, matrix_steps = 32, matrix_bytes = 1024;
 
-// Matrices in memory, and what they lack, `low_at` bytes further; 0: it isn't stored.
+// Matrices in memory, rounded to bf16. `low_at` bytes further lies what that rounding took away; if
+// `low_at` is 0, that isn't stored.
 struct Matrices {
     std::byte* high;
     std::size_t low_at;
@@ -55,8 +55,8 @@ LOWKV_INLINE void store_rows(const float* w, std::size_t w_stride, unsigned rows
 // tile[step][lane]: 16 lanes' steps are matrices one after the other, and the next 16 lanes'
 // `stride` bytes further.
 LOWKV_INLINE void store_lanes(const float* tile, std::size_t tile_lanes, unsigned steps,
-                              std::size_t stride, const Matrices& to, std::size_t at) {
-    for (unsigned lane = 0; lane < tile_lanes; lane += lanes, at += stride)
+                              std::size_t stride, const Matrices& to) {
+    for (std::size_t lane = 0, at = 0; lane < tile_lanes; lane += lanes, at += stride)
         for (unsigned s = 0; s < steps; s += matrix_steps)
             store_matrix(tile + s * tile_lanes + lane, tile_lanes, lanes * tile_lanes,
                          s + lanes < steps, matrix_rows, to, at + s / matrix_steps * matrix_bytes);
@@ -141,8 +141,8 @@ struct SpanMatrices {
         const bool keys = x.is_keys();
         const unsigned tile_lanes = keys ? tile_tokens : x.lane_count;
         const unsigned tile_steps = keys ? x.step_count : tile_tokens;
-        const std::size_t most_steps = keys ? x.step_count : span_tokens;
-        stride = (most_steps + matrix_steps - 1) / matrix_steps * matrix_bytes;
+        const unsigned steps = keys ? x.step_count : span_tokens;
+        stride = (steps + matrix_steps - 1) / matrix_steps * matrix_bytes;
         memory = all + 2 * rows_plane + (keys ? 0 : 2 * plane);
         for (unsigned at = 0; at < tiles.count; at += tile_tokens) {
             if (!tiles.visible[at / tile_tokens]) continue;
@@ -152,7 +152,7 @@ struct SpanMatrices {
                 runs[count++] = {at, at, exact};
             runs[count - 1].end = at + tile_tokens;
             expand(x, block, at % tiles.block_tokens, tile);
-            store_lanes(tile, tile_lanes, tile_steps, stride, matrices(exact), at_cell(keys, at));
+            store_lanes(tile, tile_lanes, tile_steps, stride, matrices(exact, keys, at));
         }
     }
 
@@ -165,19 +165,19 @@ struct SpanMatrices {
         for (unsigned i = 0; i < count; ++i) {
             const auto& [first, end, exact] = runs[i];
             const Matrices w = {all, exact ? rows_plane : 0};
-            Matrices lanes_of = matrices(exact);
-            lanes_of.high += at_cell(keys, first);
             const unsigned steps = keys ? x.step_count : end - first;
             store_rows((exact ? exact_w : packed_w) + (keys ? 0 : first), w_stride, rows, steps, w);
-            multiply_matrices(w, rows, lanes_of, stride, keys ? end - first : x.lane_count,
+            multiply_matrices(w, rows, matrices(exact, keys, first), stride,
+                              keys ? end - first : x.lane_count,
                               (steps + matrix_steps - 1) / matrix_steps,
                               (exact ? exact_y : packed_y) + (keys ? first : 0), y_stride);
         }
         _tile_release();
     }
 
-    Matrices matrices(bool exact) const { return {memory, exact ? plane : 0}; }
-    std::size_t at_cell(bool keys, unsigned at) const {
-        return keys ? at / lanes * stride : at / matrix_steps * matrix_bytes;
+    // From a cell on.
+    Matrices matrices(bool exact, bool keys, unsigned cell) const {
+        const std::size_t at = keys ? cell / lanes * stride : cell / matrix_steps * matrix_bytes;
+        return {memory + at, exact ? plane : 0};
     }
 };

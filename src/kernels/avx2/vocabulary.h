@@ -9,7 +9,6 @@ using F = __m256;
 using I = __m256i;
 
 #include "kernels/body/vectors.h"
-//
 
 LOWKV_INLINE F widened(Halves x) { return _mm256_cvtph_ps(__m128i(x)); }
 LOWKV_INLINE I to_int(Halves x) { return _mm256_cvtepu16_epi32(__m128i(x)); }

@@ -9,7 +9,6 @@ using F = __m512;
 using I = __m512i;
 
 #include "kernels/body/vectors.h"
-//
 
 LOWKV_INLINE F widened(Halves x) { return _mm512_cvtph_ps(__m256i(x)); }
 LOWKV_INLINE I to_int(Halves x) { return _mm512_cvtepu16_epi32(__m256i(x)); }

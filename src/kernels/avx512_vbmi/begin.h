@@ -2,7 +2,7 @@
 // AVX-512, but levels.h looks up otherwise.
 
 #define LOWKV_NEEDS "AVX-512 F, BW, DQ, VL, VNNI, VBMI, VBMI2"
-#define LOWKV_FEATURES(first, next) LOWKV_VBMI(first, next) next("avx512vnni")
+#define LOWKV_FEATURES(first, next) LOWKV_VBMI(first, next)
 #define LOWKV_LEVELS "kernels/avx512_vbmi/levels.h"
 #include "kernels/x86.h"
 //

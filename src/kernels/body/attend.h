@@ -317,7 +317,8 @@ LOWKV_INLINE bool find_tiles(const Task& task, unsigned cell, unsigned begin, un
     tiles.count = tile_count * tile_tokens;
     unsigned seen = 0;
     const auto see = [&](unsigned t, bool visible) {
-        if (!tiles.visible[t] && visible) tiles.visible[t] = ++seen > 0;
+        seen += visible && !tiles.visible[t];
+        tiles.visible[t] |= visible;
     };
     for (unsigned t = 0; t < tile_count; ++t)
         see(t, !additive && cell + (t + 1) * tile_tokens > begin);

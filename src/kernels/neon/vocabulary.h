@@ -10,7 +10,6 @@ using F = float32x4_t;
 using I = int32x4_t;
 
 #include "kernels/body/vectors.h"
-//
 
 LOWKV_INLINE uint8x16_t as_bytes(I a) { return vreinterpretq_u8_s32(a); }
 

@@ -10,7 +10,6 @@ using F = float __attribute__((vector_size(16)));
 using I = std::int32_t __attribute__((vector_size(16)));
 
 #include "kernels/body/vectors.h"
-//
 
 LOWKV_INLINE F widened(Halves x) {
     F r;
