@@ -66,7 +66,7 @@ LANES = (
     Lane("uses", "test-uses", 300, ("plugins", "tests/uses")),
     Lane("llama-server", "test-llama", 900, ("plugins",)),
     Lane("dist", "test-dist", 600, ("plugins", "cli", "deps/dist.py", "tests/release", "cmake")),
-    Lane("deploy", "test-deploy", 60, ("deploy", "Dockerfile", "plugins/llama.cpp/stats_file.cpp")),
+    Lane("deploy", "test-deploy", 60, ("deploy", "Dockerfile")),
     Lane("llama-cpp-python", "test-llama-cpp-python", 700, ("python/lowkv/llama_cpp.py",)),
     Lane("vllm", "test-vllm", 2400, ("python/lowkv/vllm", "tests/vllm")),
 )

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import time
+from pathlib import Path
 
 import plugin_models as models
 import pytest
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 ELSEWHERE = "lowkv_elsewhere_layers"
 SATURATED = "lowkv_saturated_numbers"
 OF_THE_PROCESS = (ELSEWHERE, SATURATED)  # no cache's
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana.json"
 INTERVAL = 1.0  # seconds between two files: stats_file.cpp
 
 
@@ -47,11 +49,13 @@ def tiny(folder):
     return models.llama(folder / "llama.gguf", layers=3)
 
 
-def test_the_number_of_the_process_is_part_of_a_name(folder, tiny):
+def test_the_dashboard_shows_every_figure_of_a_process(folder, tiny):
     with server(folder, "-c", 512, scheme="lowkv2.8", model=tiny, env={"LOWKV_STATS": str(folder / "%p.prom")}) as s:
         s.complete("Once", 2)
         time.sleep(INTERVAL + 0.5)
-        assert read(folder / f"{s.process.pid}.prom")
+        path = folder / f"{s.process.pid}.prom"
+        written = {s.name for f in text_string_to_metric_families(path.read_text()) for s in f.samples}
+    assert set(re.findall(r"lowkv_\w+", DASHBOARD.read_text())) == written
 
 
 @pytest.mark.parametrize("words, name", [((), "llama"), (("--alias", 'a/"b"\\c'), "a__b__c")])
