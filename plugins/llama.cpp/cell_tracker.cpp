@@ -228,7 +228,7 @@ void CellTracker::see_mask(const MaskRows& mask) {
     // A sequence's newest token decides what is old for it: the row that no later row sees.
     seen_later_.assign(tokens, 0);
     for (std::size_t j = tokens; j-- > 0;) {
-        if (!seen_later_[j]) age(row_of(mask, j), visible, rank_[pending_[j]]);
+        if (!seen_later_[j]) age(row_of(mask, j), visible, pending_[j]);
         for (std::size_t i = 0; i < j; ++i) {
             const std::uint32_t cell = pending_[i];
             if (cell < visible && shows(row_of(mask, j), cell)) seen_later_[i] = 1;
@@ -239,7 +239,9 @@ void CellTracker::see_mask(const MaskRows& mask) {
     pack_ready();
 }
 
-void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest) {
+void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t cell) {
+    const std::uint32_t newest = rank_[cell];
+    const std::uint32_t history = groups_.group(groups_.group_of(cell)).history;
     // Ranks count from 1: it is the highest that has left the window.
     const auto boundary = static_cast<std::uint32_t>(left_window(retention_, newest));
     const std::uint32_t block = groups_.block();
@@ -252,9 +254,11 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
             waits = waits && seen && rank_[c] > retention_.sinks &&
                     rank_[c] + std::uint64_t{retention_.young} <= newest;
             const std::uint32_t number = groups_.group_of(c);
-            if (number == no_cell || !seen) continue;
+            if (number == no_cell) continue;
             CellGroup& group = groups_.group(number);
-            groups_.see(number, writes_);
+            // What a sliding window has left behind stays: llama.cpp may go back to it.
+            if (!seen && group.history != history) continue;
+            if (seen) groups_.see(number, writes_);
             if (rank_[c] <= boundary) old_[c] = 1;
             if (group.first_rank + block - 1 <= boundary) group.passed = true;
         }

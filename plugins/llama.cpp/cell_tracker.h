@@ -138,7 +138,8 @@ class CellTracker {
     // The visible cell of the highest rank, or no_cell.
     std::uint32_t newest_visible(const std::uint16_t* row, std::uint32_t visible,
                                  std::size_t token) const;
-    void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t newest);
+    // `cell`: the newest token of a sequence, `row` what it sees.
+    void age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t cell);
     void pack_ready();
     void pack(std::uint32_t group, bool& any);
     bool coded(std::uint32_t group) const noexcept;

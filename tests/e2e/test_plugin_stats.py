@@ -97,7 +97,7 @@ def test_two_caches_while_running_and_after(folder):
             assert running["layers", cache, "packed"] == 2
             assert running["layers", cache, "plain"] == 0
             assert running["bytes", cache, "packed"] > 0
-            assert running["cells", cache, "packed"] % 32 == 0
+            assert cache == "0" or running["cells", cache, "packed"] % 32 == 0  # the sliding one's are written over
             assert running["encoded_blocks_total", cache, None] > 0
         s.complete(text(3, 1500), tokens=2)  # rewrites cells that are packed
         log = s.log
@@ -105,11 +105,9 @@ def test_two_caches_while_running_and_after(folder):
     said = freed(log.read_text())
     assert len(said) == 2
     assert sorted(said) == sorted(figures(ended, cache) for cache in ("0", "1"))
-    # The bound leaves out a step's own rows, and rows that a sliding window has passed and nothing has overwritten yet.
-    for cache, beside in (("0", 512), ("1", 0)):
+    for cache in ("0", "1"):
         held = ended["bytes", cache, "packed"] + ended["bytes", cache, "exact"]
-        row = ended["bytes", cache, "exact"] // ended["cells", cache, "exact"]
-        assert held <= ended["told_bytes", cache, None] + beside * row
+        assert held <= ended["told_bytes", cache, None]
     for name, cache, state in running:
         if name.endswith("_total") or name == "peak_bytes":
             assert ended[name, cache, state] >= running[name, cache, state]
