@@ -117,6 +117,11 @@ test-trial: build ## how a ggml is tried that lowkv does not know: with one thin
 	LOWKV_MATRIX=trial LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest \
 	    tests/matrix/test_trial.py $(PYTEST_ARGS)
 
+.PHONY: newest
+newest: build ## the newest llama.cpp that PyPI has, tried as `lowkv run` tries one (5 minutes)
+	LOWKV_MATRIX=newest LOWKV_BUILD_DIR="$(CURDIR)/build/$(PRESET)" "$(call dep,LOWKV_PYTHON)" -m pytest -rA \
+	    tests/matrix/test_newest.py $(PYTEST_ARGS)
+
 BUILDS ?= dl noomp debug static
 .PHONY: test-builds
 test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="dl noomp": which)

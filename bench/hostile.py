@@ -103,7 +103,7 @@ class Trial:
 
     def send(self, body):
         body = {"temperature": 0.8, "seed": 1, "ignore_eos": True, **body}
-        status, answer = self.server.request("POST", "/completion", body, timeout=300)
+        status, answer = self.server.request("POST", "/completion", body, timeout=900)
         if status != 200:
             self.failed.append(answer)
             return None
@@ -133,7 +133,7 @@ class Trial:
     def question(self):
         body = {"prompt": self.tokens[:600], "n_predict": 1, "temperature": 0, "n_probs": 500, "cache_prompt": False,
                 "logit_bias": [[self.tokens[0], 100]]}
-        answer = self.server.request("POST", "/completion", body)[1]
+        answer = self.server.request("POST", "/completion", body, timeout=900)[1]
         return {t["id"]: math.exp(t["logprob"]) for t in answer["completion_probabilities"][0]["top_logprobs"]}
 
     def held(self):

@@ -46,8 +46,20 @@ CHANGES = {
 }
 
 
+def built(source, build):
+    """The folder of a ggml's libraries, without kernels: the trial computes by lowkv's."""
+    (source / "ggml.pc.in").touch()  # which PyPI's archive lacks
+    options = ["CMAKE_BUILD_TYPE=None", "CMAKE_CXX_FLAGS=-O1 -DNDEBUG", "CMAKE_C_FLAGS=-O1 -DNDEBUG",
+               "GGML_NATIVE=OFF", "GGML_LLAMAFILE=OFF", "GGML_BUILD_TESTS=OFF", "GGML_BUILD_EXAMPLES=OFF",
+               f"CMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
+    subprocess.run(["cmake", "-S", source, "-B", build, *("-D" + option for option in options)], check=True,
+                   capture_output=True)
+    subprocess.run(["cmake", "--build", build, "-j", "2", "--target", "ggml"], check=True, capture_output=True)
+    return build / "bin"
+
+
 def changed(folder, changes):
-    """The libraries of a ggml with these changes, without kernels: the trial computes by lowkv's."""
+    """The libraries of a ggml with these changes."""
     source = folder / "ggml"
     shutil.copytree(TREE, source)
     lists = source / "CMakeLists.txt"
@@ -60,15 +72,7 @@ def changed(folder, changes):
             continue
         for one in (*file.glob("*.cpp"), *file.glob("ggml-cpu/*.cpp")):  # in all tables
             one.write_text(one.read_text().replace(old, new))
-    (source / "ggml.pc.in").touch()  # which PyPI's archive lacks
-    build = folder / "build"
-    options = ["CMAKE_BUILD_TYPE=None", "CMAKE_CXX_FLAGS=-O1 -DNDEBUG", "CMAKE_C_FLAGS=-O1 -DNDEBUG",
-               "GGML_NATIVE=OFF", "GGML_LLAMAFILE=OFF", "GGML_BUILD_TESTS=OFF", "GGML_BUILD_EXAMPLES=OFF",
-               f"CMAKE_LIBRARY_OUTPUT_DIRECTORY={build}/bin"]
-    subprocess.run(["cmake", "-S", source, "-B", build, *("-D" + option for option in options)], check=True,
-                   capture_output=True)
-    subprocess.run(["cmake", "--build", build, "-j", "2", "--target", "ggml"], check=True, capture_output=True)
-    return build / "bin"
+    return built(source, folder / "build")
 
 
 @pytest.mark.parametrize("change", CHANGES)
