@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lowkv/error.h"
+#include "messages.h"
 #include "platform/memory.h"
 
 namespace lowkv {
@@ -55,10 +56,10 @@ class ThreadExecutor final : public Executor {
         } catch (const std::system_error& error) {
             const std::size_t started = workers_.size() + 1;
             stop();
-            throw Error(ErrorCode::unsupported,
-                        std::to_string(threads) + " threads: the system starts no more than " +
-                            std::to_string(started) + " (" + error.code().message() +
-                            "); ask for as many as there are processors");
+            throw Error(
+                ErrorCode::unsupported,
+                concat(threads, " threads: the system starts no more than ", started, " (",
+                       error.code().message(), "); ask for as many as there are processors"));
         } catch (...) {
             stop();
             throw;

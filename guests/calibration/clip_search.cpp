@@ -28,53 +28,41 @@ void search_key_clips(const AttentionOutput& output, const Codec& codec,
                       std::span<const float> rows,
                       const std::function<void(std::span<float>)>& to_cached,
                       PartCalibration& part) {
-    const std::size_t channels = part.group.size(), tokens = rows.size() / channels;
     part.clip.assign(group_total(part), 1.0f);
     const RowModel model(codec, part);
     std::vector<float> read(rows.size()), cached(rows.size());
-    const auto read_group = [&](std::size_t group, float clip) {
-        for (std::size_t t = 0; t < tokens; ++t) {
-            model.read_back_group(rows.subspan(t * channels, channels), group, clip,
-                                  std::span(read).subspan(t * channels, channels));
-        }
-    };
     const auto error = [&] {
         cached = read;
         if (to_cached) to_cached(cached);
         return output.error(cached, {});
     };
-    for (std::size_t g = 0; g < model.groups(); ++g) read_group(g, 1.0f);
+    for (std::size_t g = 0; g < model.groups(); ++g) model.read_back_group(rows, g, 1.0f, read);
     for (int round = 0; round < rounds; ++round) {
         const std::vector<float> before = part.clip;
         for (std::size_t g = 0; g < model.groups(); ++g) {
             double least = std::numeric_limits<double>::infinity();
             for (const float clip : clip_shares()) {
-                read_group(g, clip);
+                model.read_back_group(rows, g, clip, read);
                 const double found = error();
                 if (found >= least) continue;
                 least = found;
                 part.clip[g] = clip;
             }
-            read_group(g, part.clip[g]);
+            model.read_back_group(rows, g, part.clip[g], read);
         }
         if (part.clip == before || model.groups() == 1) break;
     }
 }
 
 void search_value_clips(const AttentionOutput& output, const Codec& codec, PartCalibration& part) {
-    const std::size_t channels = part.group.size(), tokens = output.values().size() / channels;
     const std::size_t groups = group_total(part);
     part.clip.assign(groups, 1.0f);
     const RowModel model(codec, part);
     std::vector<float> read(output.values().size());
     std::vector<double> least(groups, std::numeric_limits<double>::infinity());
     for (const float clip : clip_shares()) {
-        for (std::size_t t = 0; t < tokens; ++t) {
-            for (std::size_t g = 0; g < groups; ++g) {
-                model.read_back_group(output.values().subspan(t * channels, channels), g, clip,
-                                      std::span(read).subspan(t * channels, channels));
-            }
-        }
+        for (std::size_t g = 0; g < groups; ++g)
+            model.read_back_group(output.values(), g, clip, read);
         const std::vector<double> found = output.value_errors(read, part.group, groups);
         for (std::size_t g = 0; g < groups; ++g) {
             if (found[g] >= least[g]) continue;

@@ -12,16 +12,16 @@
 namespace lowkv::calibration {
 namespace {
 
+float halved(float value) { return codec::f16_to_f32(codec::f32_to_f16(value)); }
+
 // As stored: f16, or the four significant bits of E4M3. E4M3's powers of two are shared and leave
 // room below, so that what would be subnormal there is taken as it is.
 float stored(Metadata metadata, float value) {
-    if (metadata == Metadata::fp16) return codec::f16_to_f32(codec::f32_to_f16(value));
+    if (metadata == Metadata::fp16) return halved(value);
     int exponent = 0;
     const float fraction = std::frexp(value, &exponent);
     return std::ldexp(std::nearbyint(fraction * 16.0f), exponent - 4);
 }
-
-float halved(float value) { return codec::f16_to_f32(codec::f32_to_f16(value)); }
 
 struct Range {
     float low = 0, high = 0;
@@ -108,18 +108,21 @@ float RowModel::read_element(float value, float scale, float zero) const {
     return std::clamp(code, 0.0f, top) * scale + zero;
 }
 
-void RowModel::read_back_group(std::span<const float> row, std::size_t group, float clip,
+void RowModel::read_back_group(std::span<const float> rows, std::size_t group, float clip,
                                std::span<float> out) const {
-    Range range{INFINITY, -INFINITY};
-    for (const std::uint32_t c : members_[group]) {
-        range.low = std::min(range.low, row[c]);
-        range.high = std::max(range.high, row[c]);
+    const auto top = static_cast<float>(codec_.level_count() - 1);
+    for (std::size_t first = 0; first < rows.size(); first += part_.group.size()) {
+        Range range{INFINITY, -INFINITY};
+        for (const std::uint32_t c : members_[group]) {
+            range.low = std::min(range.low, rows[first + c]);
+            range.high = std::max(range.high, rows[first + c]);
+        }
+        const codec::Grid grid = codec::clipped_grid(range.low, range.high, clip, top);
+        const float scale = stored(codec_.metadata, grid.scale);
+        const float zero = stored(codec_.metadata, grid.zero);
+        for (const std::uint32_t c : members_[group])
+            out[first + c] = read_element(rows[first + c], scale, zero);
     }
-    const codec::Grid grid = codec::clipped_grid(range.low, range.high, clip,
-                                                 static_cast<float>(codec_.level_count() - 1));
-    const float scale = stored(codec_.metadata, grid.scale);
-    const float zero = stored(codec_.metadata, grid.zero);
-    for (const std::uint32_t c : members_[group]) out[c] = read_element(row[c], scale, zero);
 }
 
 void RowModel::read_back(std::span<const float> row, std::span<float> out) const {

@@ -37,8 +37,9 @@ class RowModel {
 
     // row and out: [channels].
     void read_back(std::span<const float> row, std::span<float> out) const;
-    // Only the channels of one group of a reordered codec, with another clip.
-    void read_back_group(std::span<const float> row, std::size_t group, float clip,
+    // Only the channels of one group of a reordered codec, with another clip. rows and out:
+    // [tokens][channels].
+    void read_back_group(std::span<const float> rows, std::size_t group, float clip,
                          std::span<float> out) const;
     std::size_t groups() const noexcept { return members_.size(); }
 

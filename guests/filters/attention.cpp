@@ -10,6 +10,7 @@
 #include "lowkv/attention.h"
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
+#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -18,20 +19,17 @@ void check_filtered(const FilteredSequence& sequence, const AttentionIO& io,
                     const AttentionParams& params) {
     attention::check_arguments(sequence.cells().plan().shape(), io, params.mask, params);
     if (io.n_cells != sequence.size()) {
-        throw Error(ErrorCode::invalid_argument,
-                    "attend: a filtered sequence is attended to as a whole: n_cells is " +
-                        std::to_string(io.n_cells) + ", legal: its size, " +
-                        std::to_string(sequence.size()));
+        attention::refuse(concat("a filtered sequence is attended to as a whole: n_cells is ",
+                                 io.n_cells, ", legal: its size, ", sequence.size()));
     }
     if (params.mask.head_stride != 0) {
-        throw Error(ErrorCode::invalid_argument,
-                    "attend: a filtered sequence takes one mask for all heads; legal: a "
-                    "head_stride of 0");
+        attention::refuse(
+            "a filtered sequence takes one mask for all heads; legal: a head_stride of 0");
     }
     if (params.mask.window != 0 || io.first_cell != 0) {
-        throw Error(ErrorCode::invalid_argument,
-                    "attend: a filtered sequence is attended to as a whole; legal: a window and a "
-                    "first_cell of 0, and an additive mask for what is hidden");
+        attention::refuse(
+            "a filtered sequence is attended to as a whole; legal: a window and a first_cell of 0, "
+            "and an additive mask for what is hidden");
     }
     if (params.mask.kind == Mask::Kind::causal) attention::check_slopes(io, params);
 }

@@ -10,6 +10,7 @@
 #include "codec/small_floats.h"
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
+#include "messages.h"
 #include "row/row_tables.h"
 
 namespace lowkv {
@@ -27,8 +28,7 @@ class Check {
         size("clip", part.clip.size(), codec_.clip == Clip::calibrated ? used : 0, "groups");
         for (std::size_t g = 0; g < part.clip.size(); ++g) {
             if (part.clip[g] > 0 && part.clip[g] <= 1) continue;  // false for NaN
-            fail("clip[" + std::to_string(g) + "] is " + std::to_string(part.clip[g]) +
-                 "; legal: above 0, at most 1");
+            fail(concat("clip[", g, "] is ", part.clip[g], "; legal: above 0, at most 1"));
         }
         ranges(part);
         levels(part);
@@ -42,10 +42,10 @@ class Check {
     void size(const char* name, std::size_t found, std::size_t needed, const char* of) const {
         if (found == needed) return;
         const std::string codec = to_string(codec_);
-        if (needed == 0) fail(std::string(name) + " is given, but " + codec + " has no use for it");
+        if (needed == 0) fail(concat(name, " is given, but ", codec, " has no use for it"));
         const std::string has =
-            found == 0 ? " is missing; " : " has " + std::to_string(found) + " elements; ";
-        fail(name + has + codec + " needs " + std::to_string(needed) + " (" + of + ")");
+            found == 0 ? " is missing; " : concat(" has ", found, " elements; ");
+        fail(concat(name, has, codec, " needs ", needed, " (", of, ")"));
     }
 
     void groups(const std::vector<std::uint16_t>& group) const {
@@ -54,15 +54,15 @@ class Check {
         std::size_t last = 0;
         for (std::size_t c = 0; c < group.size(); ++c) {
             if (group[c] >= codec::max_row_groups)
-                fail("channel " + std::to_string(c) + " is in group " + std::to_string(group[c]) +
-                     "; legal: 0 to " + std::to_string(codec::max_row_groups - 1));
+                fail(concat("channel ", c, " is in group ", group[c], "; legal: 0 to ",
+                            codec::max_row_groups - 1));
             used[group[c]] = true;
             last = std::max<std::size_t>(last, group[c]);
         }
         for (std::size_t g = 0; !group.empty() && g <= last; ++g) {
             if (!used[g])
-                fail("group " + std::to_string(g) + " has no channel, though group " +
-                     std::to_string(last) + " has; groups are numbered without gaps");
+                fail(concat("group ", g, " has no channel, though group ", last,
+                            " has; groups are numbered without gaps"));
         }
     }
 
@@ -73,8 +73,8 @@ class Check {
         for (std::size_t c = 0; c < needed; ++c) {
             const float low = part.low[c], high = part.high[c];
             if (low <= high && low >= -codec::f16_max && high <= codec::f16_max) continue;
-            fail("the range of channel " + std::to_string(c) + " is " + std::to_string(low) +
-                 " to " + std::to_string(high) + "; legal: low <= high, both within +-65504");
+            fail(concat("the range of channel ", c, " is ", low, " to ", high,
+                        "; legal: low <= high, both within +-65504"));
         }
     }
 
@@ -93,13 +93,11 @@ class Check {
     void ascending(const char* name, std::span<const float> values) const {
         for (std::size_t i = 0; i < values.size(); ++i) {
             if (!(std::abs(values[i]) <= codec::largest_level))
-                fail(std::string(name) + "[" + std::to_string(i) + "] is " +
-                     std::to_string(values[i]) + "; legal: within +-" +
-                     std::to_string(codec::largest_level) + ", for groups scaled to +-1");
+                fail(concat(name, "[", i, "] is ", values[i], "; legal: within +-",
+                            codec::largest_level, ", for groups scaled to +-1"));
             if (i > 0 && !(values[i - 1] + least_step < values[i]))
-                fail(std::string(name) + "[" + std::to_string(i) + "] is " +
-                     std::to_string(values[i]) + ", not above the one before, " +
-                     std::to_string(values[i - 1]) + "; they must ascend");
+                fail(concat(name, "[", i, "] is ", values[i], ", not above the one before, ",
+                            values[i - 1], "; they must ascend"));
         }
     }
 

@@ -6,7 +6,7 @@
 #include "isa/table.h"
 #include "lowkv/codebook.h"
 #include "lowkv/error.h"
-#include "quantizers/words.h"
+#include "messages.h"
 #include "row/row_part.h"
 
 namespace lowkv {
@@ -28,10 +28,10 @@ const PartKernels& kernels_of(const kernels::Table& table, Width width) {
     if (table.name == #set) all = kernels::set::row_kernels;
     LOWKV_IMPLEMENTATIONS
 #undef X
-    const std::string name = "row-" + std::string(row_of(width).word);
+    const std::string name = concat("row-", row_of(width).word);
     for (const PartKernels& kernels : all)
         if (kernels.name == name) return kernels;
-    throw Error(ErrorCode::unsupported, std::string(table.name) + " has no kernels named " + name);
+    throw Error(ErrorCode::unsupported, concat(table.name, " has no kernels named ", name));
 }
 
 class RowQuantizer final : public Quantizer {

@@ -9,6 +9,7 @@
 #include "codec/uniform.h"
 #include "codec/units.h"
 #include "lowkv/error.h"
+#include "messages.h"
 #include "quantizers/metadata.h"
 #include "quantizers/packing.h"
 #include "row/outliers.h"
@@ -242,10 +243,10 @@ RowPart::RowPart(const Codec& its_codec, const PartShape& its_shape, const PartI
     : CodesPart(its_codec, its_shape) {
     if (head_dim > most_channels_by_row) {
         throw Error(ErrorCode::unsupported,
-                    "head_dim " + std::to_string(head_dim) +
-                        " is not supported by codecs whose groups span the heads (row, static, "
-                        "reorder); legal: up to " +
-                        std::to_string(most_channels_by_row));
+                    concat("head_dim ", head_dim,
+                           " is not supported by codecs whose groups span the heads (row, static, "
+                           "reorder); legal: up to ",
+                           most_channels_by_row));
     }
     const auto tables = make_row_tables(codec, shape().layer, inputs.calibration, inputs.rope,
                                         keys != 0 ? "key codec" : "value codec");
@@ -344,7 +345,7 @@ void RowPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte
             std::memcpy(packed + at, &residual, sizeof residual);
         }
     }
-    pack_tokens(codes, shape().part, codec.width, head, reinterpret_cast<std::uint8_t*>(section));
+    pack_tokens(codes, *this, section);
 }
 
 void RowPart::decode_head(const std::byte* packed, std::uint32_t h,

@@ -5,6 +5,7 @@
 
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv::codec {
 namespace {
@@ -12,9 +13,8 @@ namespace {
 void check_limits(const RowTables& tables, const Codec& codec, const Shape& shape) {
     const auto limit = [&](bool holds, std::uint32_t count, const char* of, std::uint32_t most) {
         if (holds) return;
-        throw Error(ErrorCode::unsupported, to_string(codec) + ": " + std::to_string(count) + of +
-                                                " are not supported; at most " +
-                                                std::to_string(most));
+        throw Error(ErrorCode::unsupported, concat(to_string(codec), ": ", count, of,
+                                                   " are not supported; at most ", most));
     };
     limit(shape.channels() <= max_row_channels, shape.channels(), " channels in a row",
           max_row_channels);
@@ -40,9 +40,8 @@ std::uint32_t group_count(const Codec& codec, const Shape& shape) {
     const std::uint32_t groups = std::max((shape.channels() + size / 2) / size, 1u);
     if (groups <= max_row_groups) return groups;
     throw Error(ErrorCode::unsupported,
-                std::to_string(shape.channels()) + " channels make " + std::to_string(groups) +
-                    " groups of " + std::to_string(size) + "; a layer can have " +
-                    std::to_string(max_row_groups) + ": use a larger group (up to g128)");
+                concat(shape.channels(), " channels make ", groups, " groups of ", size,
+                       "; a layer can have ", max_row_groups, ": use a larger group (up to g128)"));
 }
 
 std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shape,
@@ -50,9 +49,10 @@ std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shap
                                            const char* what) {
     if (codec.needs_calibration()) {
         if (calibration == nullptr) {
-            throw Error(ErrorCode::invalid_calibration,
-                        std::string(what) + " " + to_string(codec) +
-                            " needs a calibration of this model: make one with lowkv calibrate");
+            throw Error(
+                ErrorCode::invalid_calibration,
+                concat(what, " ", to_string(codec),
+                       " needs a calibration of this model: make one with lowkv calibrate"));
         }
         check_calibration(*calibration, codec, shape, what);
     }

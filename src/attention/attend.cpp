@@ -8,6 +8,7 @@
 #include "lowkv/batch.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -44,9 +45,8 @@ void attend(const Device& device, const Plan& plan, std::span<const SequenceAtte
         const AttentionIO& io = sequence.io;
         attention::check_arguments(plan.shape(), io, sequence.mask, params);
         if (sequence.blocks.size() < blocks_of(plan, io.n_cells))
-            attention::refuse(std::to_string(sequence.blocks.size()) + " blocks of " +
-                              std::to_string(plan.block_tokens()) + " do not cover " +
-                              std::to_string(io.n_cells) + " cells");
+            attention::refuse(concat(sequence.blocks.size(), " blocks of ", plan.block_tokens(),
+                                     " do not cover ", io.n_cells, " cells"));
     }
     device.attend(plan, sequences, params, workspace, executor);
     device.finish();
@@ -62,9 +62,8 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
     }
     if (mass.size() > io.n_cells || first_cell > io.n_cells - mass.size()) {
         throw Error(ErrorCode::invalid_argument,
-                    "attention_mass: cells " + std::to_string(first_cell) + " to " +
-                        std::to_string(first_cell + mass.size()) + " are not among the " +
-                        std::to_string(io.n_cells) + " attended to");
+                    concat("attention_mass: cells ", first_cell, " to ", first_cell + mass.size(),
+                           " are not among the ", io.n_cells, " attended to"));
     }
     if (io.tokens == 0 || mass.empty()) return;
     const SequenceAttention one{views_of(sequence, io.n_cells, workspace), io, params.mask};

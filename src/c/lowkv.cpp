@@ -12,7 +12,9 @@
 
 #include "lowkv/error.h"
 #include "lowkv/kv_cache.h"
+#include "messages.h"
 
+using lowkv::concat;
 using lowkv::Error;
 using lowkv::ErrorCode;
 
@@ -71,7 +73,7 @@ lowkv_status guarded(F f) noexcept {
 
 template <class T>
 T& required(T* pointer, const char* name) {
-    if (pointer == nullptr) refuse(std::string(name) + " is NULL");
+    if (pointer == nullptr) refuse(concat(name, " is NULL"));
     return *pointer;
 }
 
@@ -79,16 +81,25 @@ T& required(T* pointer, const char* name) {
 template <class T>
 const T& sized(const T* given, const char* name) {
     if (required(given, name).size < sizeof(T))
-        refuse(std::string(name) + ": its size is " + std::to_string(given->size) +
-               "; set it to sizeof, " + std::to_string(sizeof(T)));
+        refuse(concat(name, ": its size is ", given->size, "; set it to sizeof, ", sizeof(T)));
     return *given;
 }
 
 lowkv::RowType row_type(lowkv_dtype type) {
     if (type != LOWKV_DTYPE_F32 && type != LOWKV_DTYPE_F16 && type != LOWKV_DTYPE_BF16)
-        refuse("no dtype " + std::to_string(type) +
-               "; there are LOWKV_DTYPE_F32, LOWKV_DTYPE_F16 and LOWKV_DTYPE_BF16");
+        refuse(concat("no dtype ", type,
+                      "; there are LOWKV_DTYPE_F32, LOWKV_DTYPE_F16 and LOWKV_DTYPE_BF16"));
     return static_cast<lowkv::RowType>(type);
+}
+
+// The number of a sequence that make(cache) makes.
+template <class F>
+lowkv_status new_sequence(lowkv_cache* cache, lowkv_sequence* sequence, F make) noexcept {
+    return guarded([&] {
+        lowkv::KvCache& kv = required(cache, "cache").kv;
+        lowkv_sequence& number = required(sequence, "sequence");
+        number = make(kv);
+    });
 }
 
 std::unique_ptr<lowkv_cache> make_cache(const lowkv_config& given) {
@@ -117,15 +128,14 @@ struct Strides {
             token = std::size_t{heads} * head_dim;
         }
         if ((tokens > 1 && token < head_dim) || (heads > 1 && head < head_dim))
-            refuse(name + ": token stride " + std::to_string(token) + ", head stride " +
-                   std::to_string(head) + "; heads have " + std::to_string(head_dim) +
-                   " numbers, and may not overlap (both 0: side by side)");
+            refuse(concat(name, ": token stride ", token, ", head stride ", head, "; heads have ",
+                          head_dim, " numbers, and may not overlap (both 0: side by side)"));
     }
 };
 
 lowkv::Rows rows_of(const lowkv_rows& rows, const char* name, std::uint32_t tokens,
                     const lowkv::Shape& shape) {
-    if (rows.data == nullptr) refuse(std::string(name) + ".data is NULL");
+    if (rows.data == nullptr) refuse(concat(name, ".data is NULL"));
     const Strides strides(name, rows.token_stride, rows.head_stride, tokens, shape.kv_heads,
                           shape.head_dim);
     return {rows.data, row_type(rows.dtype), strides.head, strides.token};
@@ -198,20 +208,12 @@ lowkv_status lowkv_cache_new(const lowkv_config* config, lowkv_cache** cache) {
 void lowkv_cache_free(lowkv_cache* cache) { delete cache; }
 
 lowkv_status lowkv_sequence_add(lowkv_cache* cache, lowkv_sequence* sequence) {
-    return guarded([&] {
-        lowkv::KvCache& kv = required(cache, "cache").kv;
-        lowkv_sequence& number = required(sequence, "sequence");
-        number = kv.add();
-    });
+    return new_sequence(cache, sequence, [](lowkv::KvCache& kv) { return kv.add(); });
 }
 
 lowkv_status lowkv_sequence_fork(lowkv_cache* cache, lowkv_sequence from,
                                  lowkv_sequence* sequence) {
-    return guarded([&] {
-        lowkv::KvCache& kv = required(cache, "cache").kv;
-        lowkv_sequence& number = required(sequence, "sequence");
-        number = kv.fork(from);
-    });
+    return new_sequence(cache, sequence, [&](lowkv::KvCache& kv) { return kv.fork(from); });
 }
 
 lowkv_status lowkv_sequence_remove(lowkv_cache* cache, lowkv_sequence sequence) {
@@ -279,11 +281,9 @@ lowkv_status lowkv_save(const lowkv_cache* cache, lowkv_sequence sequence, void*
 
 lowkv_status lowkv_load(lowkv_cache* cache, const void* data, size_t size,
                         lowkv_sequence* sequence) {
-    return guarded([&] {
-        lowkv::KvCache& kv = required(cache, "cache").kv;
-        lowkv_sequence& number = required(sequence, "sequence");
+    return new_sequence(cache, sequence, [&](lowkv::KvCache& kv) {
         if (data == nullptr) refuse("data is NULL");
-        number = kv.load({static_cast<const std::byte*>(data), size});
+        return kv.load({static_cast<const std::byte*>(data), size});
     });
 }
 

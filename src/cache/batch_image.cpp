@@ -12,6 +12,7 @@
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
+#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -24,7 +25,7 @@ constexpr ErrorCode saving = ErrorCode::invalid_argument, loading = ErrorCode::i
 }
 
 std::string range_text(std::uint32_t first, std::uint64_t end) {
-    return "tokens [" + std::to_string(first) + ", " + std::to_string(end) + ")";
+    return concat("tokens [", first, ", ", end, ")");
 }
 
 // Sequences and their lists of blocks, which dropped tokens make longer, may take so much memory as
@@ -36,8 +37,8 @@ void check_lists(const ImageHeader& header, const ImageLayout& layout, const Pla
         (sizeof(Blocks) + sizeof(QueryEnergy) +
          ceil_div<std::uint64_t>(header.tokens, plan.block_tokens()) * sizeof(cache::Block*));
     if (bytes > layout.bytes + (1 << 20))
-        refuse(code, "its sequences take " + std::to_string(bytes) +
-                         " bytes without a row, and its rows only " + std::to_string(layout.bytes));
+        refuse(code, concat("its sequences take ", bytes,
+                            " bytes without a row, and its rows only ", layout.bytes));
 }
 
 std::size_t record_bytes(std::size_t channels) {
@@ -55,8 +56,8 @@ QueryState read_queries(const std::byte* at, std::size_t channels) {
     QueryRecord record;
     std::memcpy(&record, at, sizeof record);
     if (record.kind > 2 || record.zero != 0)
-        refuse(loading, "query energies of kind " + std::to_string(record.kind) + ", " +
-                            std::to_string(record.zero) + "; legal: 0 to 2, 0");
+        refuse(loading, concat("query energies of kind ", record.kind, ", ", record.zero,
+                               "; legal: 0 to 2, 0"));
     QueryState state{record.tokens, record.heads, record.kind == 2, {}};
     if (record.kind == 0) return state;
     state.values.resize(channels);
@@ -117,7 +118,7 @@ Batch::State Batch::order_of(const ImageHeader& header) const {
     const std::uint32_t tokens = plan().block_tokens();
     const std::uint32_t sinks = whole_sinks(retention_, tokens).sinks;
     if (header.tokens >= Blocks::max_cells)
-        refuse(loading, std::to_string(header.tokens) + " tokens are too many");
+        refuse(loading, concat(header.tokens, " tokens are too many"));
     const std::uint32_t first = header.spans.empty() ? header.tokens : header.spans.front().first;
     // What was cut off before the first token is no whole block, and stays unquantized, as sinks
     // do.
@@ -129,9 +130,9 @@ Batch::State Batch::order_of(const ImageHeader& header) const {
             refuse(loading, "more than one range of packed tokens");
         order.packed_end = span.first + span.tokens;
         if (span.first != unpacked)
-            refuse(loading, "packed " + range_text(span.first, order.packed_end) +
-                                ", but its scheme has " + std::to_string(retention_.sinks) +
-                                " sinks and blocks of " + std::to_string(tokens));
+            refuse(loading, concat("packed ", range_text(span.first, order.packed_end),
+                                   ", but its scheme has ", retention_.sinks,
+                                   " sinks and blocks of ", tokens));
     }
     return order;
 }
@@ -145,8 +146,8 @@ std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) cons
     for (const std::uint32_t end : {first, last})
         if (end > state_.packed_first && end < state_.packed_end &&
             (end - state_.packed_first) % plan().block_tokens() != 0)
-            refuse(saving, "token " + std::to_string(end) + " is inside of a packed block of " +
-                               std::to_string(plan().block_tokens()));
+            refuse(saving, concat("token ", end, " is inside of a packed block of ",
+                                  plan().block_tokens()));
     ImageHeader header{image_identity(plan(), retention()), size(), last,
                        spans_of(sequences_.front(), first, last), false};
     for (const Blocks& sequence : sequences_)
@@ -184,11 +185,11 @@ Batch Batch::load(std::span<const std::byte> image, bool several) const {
     const ImageLayout layout = lay_out(header);
     State order = order_of(header);
     if (!several && (header.batch != 1 || order.first != 0))
-        refuse(loading, "a batch of " + std::to_string(header.batch) + " from token " +
-                            std::to_string(order.first) + " on; a Sequence is one from token 0 on");
+        refuse(loading, concat("a batch of ", header.batch, " from token ", order.first,
+                               " on; a Sequence is one from token 0 on"));
     if (several && order.packed_end > std::max(header.tokens, order.packed_first))
-        refuse(loading, "its rows end at " + std::to_string(order.packed_end) + ", its tokens at " +
-                            std::to_string(header.tokens));
+        refuse(loading,
+               concat("its rows end at ", order.packed_end, ", its tokens at ", header.tokens));
     check_lists(header, layout, plan(), loading);
     if (header.queries && !plan().wants_queries())
         refuse(loading, "it has query energies, and its scheme weighs no keys by them");

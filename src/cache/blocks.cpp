@@ -67,9 +67,7 @@ std::size_t Blocks::bytes(const cache::Block& block) const noexcept {
 // Gives up the table's hold on a block, or on none. Under the store's mutex.
 void Blocks::release(cache::Block* block) const noexcept {
     if (block == nullptr || --block->refs > 0) return;
-    Store::Impl& store = store_->impl();
-    store.pool(bytes(*block)).deallocate(block->data);
-    store.drop(block->rung > 0, bytes(*block));
+    store_->impl().drop(block->rung > 0, bytes(*block), block->data);
     delete block;
 }
 

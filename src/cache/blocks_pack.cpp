@@ -17,6 +17,7 @@
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -214,9 +215,7 @@ class Blocks::Packer {
                                                   : cache::cell_range(0, plan_.block_tokens());
                 if (how_.only != Part::keys) block.values = block.keys;
             } else {
-                const std::size_t bytes = due.place->table->bytes(block);
-                store_.pool(bytes).deallocate(block.data);
-                store_.drop(block.rung > 0, bytes);
+                store_.drop(block.rung > 0, due.place->table->bytes(block), block.data);
             }
             block.data = slots.take();
             block.rung = how_.rung;
@@ -246,8 +245,8 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
     const bool gathers = !places.front().cells.empty();
     const Plan& plan = places.front().table->plan();
     if (how.rung > places.front().table->ladder().size())
-        refuse("rung " + std::to_string(how.rung) + " of a ladder of " +
-               std::to_string(places.front().table->ladder().size()));
+        refuse(
+            concat("rung ", how.rung, " of a ladder of ", places.front().table->ladder().size()));
     if (plan.scheme().exact() && !gathers) return;
     if ((how.rung == 0 && !gathers) || (how.rung > 0 && plan.scheme().exact()))
         refuse("rows are packed by a plan that packs");
@@ -260,14 +259,13 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
     const std::uint32_t tokens = plan.block_tokens();
     for (const Packing& place : places) {
         if (gathers != (place.cells.size() == tokens))
-            refuse(std::to_string(place.cells.size()) + " cells for a block of " +
-                   std::to_string(tokens) + " tokens");
+            refuse(concat(place.cells.size(), " cells for a block of ", tokens, " tokens"));
         place.table->check_cell((std::uint64_t{place.slot} + 1) * tokens - 1);
         for (const std::uint32_t cell : place.cells)
             if (cell != no_cell &&
                 (how.rows == nullptr || how.rows->at(cell / rows.block_tokens()) == nullptr ||
                  how.rows->packed(cell / rows.block_tokens())))
-                refuse("cell " + std::to_string(cell) + " of the rows' table is not exact");
+                refuse(concat("cell ", cell, " of the rows' table is not exact"));
     }
     std::ranges::sort(places, is_before);
     if (gathers && std::ranges::adjacent_find(places, std::not_fn(is_before)) != places.end())
@@ -285,7 +283,7 @@ void Blocks::pack_values(std::span<const Packing> places, const How& how, Execut
     for (const Packing& place : places) {
         if (place.table != &table || table.rung(place.slot) != how.rung ||
             !table.waits_for_values(place.slot))
-            refuse("slot " + std::to_string(place.slot) + " doesn't wait for its values");
+            refuse(concat("slot ", place.slot, " doesn't wait for its values"));
         encoded.push_back({copies[encoded.size()], table.at(place.slot)->data});
     }
     gather_each(places.size(), how.rows->plan().block_tokens() == plan.block_tokens(), executor,
@@ -311,8 +309,7 @@ void Blocks::put(std::span<const std::uint32_t> slots, std::span<const std::byte
         const bool waits = waits_for_values(slots[i]) && this->rung(slots[i]) == rung;
         if (std::ranges::count(slots, slots[i]) > 1 ||
             !((is_absent && only != Part::values) || (waits && only != Part::keys)))
-            refuse("slot " + std::to_string(slots[i]) +
-                   " is named twice, is there, or waits for no values");
+            refuse(concat("slot ", slots[i], " is named twice, is there, or waits for no values"));
         absent += is_absent ? 1 : 0;
         if (only != Part::values && !cache::names_all_channels(its, bytes[i]))
             throw Error(ErrorCode::invalid_image, "its codes lack channels of the keys");

@@ -17,6 +17,7 @@
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -43,9 +44,9 @@ void clear(const Shape& shape, Part part, const RowsOut& rows, std::uint32_t cou
 
 void Blocks::check_cell(std::uint64_t cell) const {
     if (cell < max_cells) return;
-    throw Error(ErrorCode::invalid_argument, "cell " + std::to_string(cell) +
-                                                 " is out of range: a sequence has cells 0 to " +
-                                                 std::to_string(max_cells - 1));
+    throw Error(
+        ErrorCode::invalid_argument,
+        concat("cell ", cell, " is out of range: a sequence has cells 0 to ", max_cells - 1));
 }
 
 // Rows can't be written in place: others, or a rollback, need the block as it is.
@@ -120,9 +121,7 @@ void Blocks::open(std::span<const Run> runs, bool appended) {
             place.table->let_go(place.slot);
             blocks[place.slot] = block = copy;
         } else {
-            const std::size_t packed_bytes = place.table->bytes(*block);
-            store.pool(packed_bytes).deallocate(block->data);
-            store.drop(true, packed_bytes);
+            store.drop(true, place.table->bytes(*block), block->data);
         }
         block->data = data;
         block->rung = 0;
@@ -178,9 +177,9 @@ void Blocks::write(std::span<const std::uint32_t> cells, const Rows& keys, const
         throw Error(ErrorCode::invalid_argument,
                     "a latent layer's values are in its keys: write those alone");
     if (!positions.empty() && positions.size() != cells.size())
-        throw Error(ErrorCode::invalid_argument, std::to_string(positions.size()) +
-                                                     " positions do not belong to " +
-                                                     std::to_string(cells.size()) + " tokens");
+        throw Error(
+            ErrorCode::invalid_argument,
+            concat(positions.size(), " positions do not belong to ", cells.size(), " tokens"));
     std::vector<Run> runs;
     for (std::size_t i = 0, n = 1; i < cells.size(); i += n, n = 1) {
         const std::uint32_t left = plan().block_tokens() - cells[i] % plan().block_tokens();

@@ -9,6 +9,7 @@
 
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
+#include "messages.h"
 #include "xxh64.h"
 
 namespace lowkv {
@@ -71,36 +72,33 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 std::string span_text(const ImageSpan& span) {
-    return std::string(span.packed ? "packed" : "exact") + " cells [" + std::to_string(span.first) +
-           ", " + std::to_string(std::uint64_t{span.first} + span.tokens) + ")";
+    return concat(span.packed ? "packed" : "exact", " cells [", span.first, ", ",
+                  std::uint64_t{span.first} + span.tokens, ")");
 }
 
 void check_spans(const ImageHeader& header) {
     const ImageIdentity& identity = header.identity;
     if (header.tokens > Blocks::max_cells)
-        refuse(std::to_string(header.tokens) + " tokens; legal: up to " +
-               std::to_string(Blocks::max_cells));
+        refuse(concat(header.tokens, " tokens; legal: up to ", Blocks::max_cells));
     if (header.spans.empty()) return;
     std::uint64_t end = header.spans.front().first;
     for (const ImageSpan& span : header.spans) {
         if (span.tokens == 0 || span.first != end)
-            refuse(span_text(span) + " after those before " + std::to_string(end) +
-                   "; an image has its cells in order, without gaps");
+            refuse(concat(span_text(span), " after those before ", end,
+                          "; an image has its cells in order, without gaps"));
         if (span.packed && (identity.block_tokens == 0 || span.tokens % identity.block_tokens != 0))
-            refuse(span_text(span) + " are no whole blocks of " +
-                   std::to_string(identity.block_tokens));
+            refuse(concat(span_text(span), " are no whole blocks of ", identity.block_tokens));
         end = std::uint64_t{span.first} + span.tokens;
     }
     const std::uint64_t room = header.spans.back().packed ? identity.block_tokens - 1 : 0;
     if (end < header.tokens || end > header.tokens + room)
-        refuse("its rows end at " + std::to_string(end) + ", its tokens at " +
-               std::to_string(header.tokens));
+        refuse(concat("its rows end at ", end, ", its tokens at ", header.tokens));
 }
 
 void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_t end) {
     if (std::ranges::any_of(bytes.subspan(begin, end - begin),
                             [](auto b) { return b != std::byte{0}; }))
-        refuse("its padding at byte " + std::to_string(begin) + " is not zero");
+        refuse(concat("its padding at byte ", begin, " is not zero"));
 }
 
 // The bytes of one sequence's query statistics.
@@ -122,32 +120,29 @@ void each_padding(const ImageHeader& header, const ImageLayout& layout, F f) {
 
 Fixed fixed_of(std::span<const std::byte> bytes) {
     Fixed fixed{};
-    if (bytes.size() < sizeof fixed)
-        refuse(std::to_string(bytes.size()) + " bytes are too few for one");
+    if (bytes.size() < sizeof fixed) refuse(concat(bytes.size(), " bytes are too few for one"));
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
     if (fixed.magic != magic) refuse("this is none: it does not begin as one");
     if (fixed.version != oldest_image_version && fixed.version != image_version)
-        refuse("version " + std::to_string(fixed.version) + "; this lowkv reads versions " +
-               std::to_string(oldest_image_version) + " and " + std::to_string(image_version));
+        refuse(concat("version ", fixed.version, "; this lowkv reads versions ",
+                      oldest_image_version, " and ", image_version));
     if (fixed.bytes > bytes.size() || fixed.bytes < sizeof fixed)
-        refuse("it says that it has " + std::to_string(fixed.bytes) + " bytes, and there are " +
-               std::to_string(bytes.size()) + ": cut off or damaged");
+        refuse(concat("it says that it has ", fixed.bytes, " bytes, and there are ", bytes.size(),
+                      ": cut off or damaged"));
     return fixed;
 }
 
 }  // namespace
 
 std::string layer_text(const LayerScheme& layer, const Retention& retention) {
-    return "k=" + to_string(layer.key) + ",v=" + to_string(layer.value) +
-           ",window=" + std::to_string(retention.window) +
-           ",sinks=" + std::to_string(retention.sinks) +
-           ",flush=" + std::to_string(retention.flush);
+    return concat("k=", to_string(layer.key), ",v=", to_string(layer.value),
+                  ",window=", retention.window, ",sinks=", retention.sinks,
+                  ",flush=", retention.flush);
 }
 
 ImageIdentity image_identity(const Plan& plan, const Retention& retention) {
     const bool packs = !plan.scheme().exact();
-    std::string text = layer_text(plan.scheme(), retention);
-    return {.scheme = std::move(text),
+    return {.scheme = layer_text(plan.scheme(), retention),
             .shape = plan.shape(),
             .layer = plan.layer(),
             .inputs = plan.inputs_hash(),
@@ -162,18 +157,17 @@ ImageLayout lay_out(const ImageHeader& header) {
     const auto printable = [](char c) { return c >= ' ' && c <= '~'; };
     if (identity.scheme.empty() || identity.scheme.size() > most_text ||
         !std::ranges::all_of(identity.scheme, printable))
-        refuse("its scheme is no text of 1 to " + std::to_string(most_text) + " printable letters");
+        refuse(concat("its scheme is no text of 1 to ", most_text, " printable letters"));
     if (identity.shape.kv_heads == 0 || identity.shape.head_dim == 0 || header.batch == 0)
-        refuse("a batch of " + std::to_string(header.batch) + " with " +
-               std::to_string(identity.shape.kv_heads) + " kv heads of " +
-               std::to_string(identity.shape.head_dim) + " channels; each is at least 1");
+        refuse(concat("a batch of ", header.batch, " with ", identity.shape.kv_heads,
+                      " kv heads of ", identity.shape.head_dim, " channels; each is at least 1"));
     if ((identity.block_tokens == 0) != (identity.packed_bytes == 0))
-        refuse("blocks of " + std::to_string(identity.block_tokens) + " tokens in " +
-               std::to_string(identity.packed_bytes) + " bytes");
+        refuse(concat("blocks of ", identity.block_tokens, " tokens in ", identity.packed_bytes,
+                      " bytes"));
     if (identity.rows != RowType::f32 && identity.rows != RowType::f16 &&
         identity.rows != RowType::bf16)
-        refuse("rows of type " + std::to_string(static_cast<std::uint32_t>(identity.rows)) +
-               "; legal: 1 (f32), 2 (f16), 3 (bf16)");
+        refuse(concat("rows of type ", static_cast<std::uint32_t>(identity.rows),
+                      "; legal: 1 (f32), 2 (f16), 3 (bf16)"));
     check_spans(header);
 
     const std::size_t row = times(times(identity.shape.kv_heads, identity.shape.head_dim),
@@ -208,9 +202,8 @@ ImageLayout lay_out(const ImageHeader& header) {
 void seal_image(const ImageHeader& header, std::span<std::byte> image) {
     const ImageLayout layout = lay_out(header);
     if (image.size() != layout.bytes)
-        throw Error(ErrorCode::invalid_argument, "an image of " + std::to_string(layout.bytes) +
-                                                     " bytes does not fit into " +
-                                                     std::to_string(image.size()));
+        throw Error(ErrorCode::invalid_argument, concat("an image of ", layout.bytes,
+                                                        " bytes does not fit into ", image.size()));
     const ImageIdentity& identity = header.identity;
     Fixed fixed{.magic = magic,
                 .version = image_version,
@@ -258,12 +251,12 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     const std::uint32_t value_dim = fixed.flags >> value_dim_shift;
     if ((fixed.flags & ~legal) != value_dim << value_dim_shift ||
         (value_dim > 0 && fixed.version == oldest_image_version) || value_dim > fixed.head_dim)
-        refuse("flags: " + std::to_string(fixed.flags) + "; legal: 0 to " + std::to_string(legal));
+        refuse(concat("flags: ", fixed.flags, "; legal: 0 to ", legal));
     // A span has a part of its own, so it takes `alignment` bytes or more beside its entry.
     const std::size_t spans_bytes = times(fixed.spans, sizeof(FixedSpan) + alignment);
     if (plus(plus(sizeof fixed, spans_bytes), fixed.text) > bytes.size())
-        refuse(std::to_string(fixed.spans) + " spans and a scheme of " +
-               std::to_string(fixed.text) + " letters do not fit into it");
+        refuse(concat(fixed.spans, " spans and a scheme of ", fixed.text,
+                      " letters do not fit into it"));
     ImageHeader header;
     header.identity = {.scheme = std::string(fixed.text, ' '),
                        .shape = {fixed.kv_heads, fixed.head_dim, value_dim},
@@ -288,9 +281,9 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     std::memcpy(header.identity.scheme.data(), at, fixed.text);
     const ImageLayout layout = lay_out(header);
     if (layout.header_bytes != fixed.header_bytes || layout.bytes != bytes.size())
-        refuse("what it says it holds takes " + std::to_string(layout.header_bytes) + " and " +
-               std::to_string(layout.bytes - layout.header_bytes) + " bytes, not " +
-               std::to_string(fixed.header_bytes) + " of " + std::to_string(bytes.size()));
+        refuse(concat("what it says it holds takes ", layout.header_bytes, " and ",
+                      layout.bytes - layout.header_bytes, " bytes, not ", fixed.header_bytes,
+                      " of ", bytes.size()));
     each_padding(header, layout,
                  [&](std::size_t begin, std::size_t end) { check_zeros(bytes, begin, end); });
     return header;
@@ -300,30 +293,28 @@ std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept { return
 
 void check_image(const ImageHeader& header, const ImageIdentity& wanted) {
     const ImageIdentity& found = header.identity;
-    const auto same = [](const std::string& what, const auto& got, const auto& other) {
-        if (got != other) refuse(what + " " + got + ", not " + other);
+    const auto same = [](std::string_view what, const auto& got, const auto& other) {
+        if (got != other) refuse(concat(what, " ", got, ", not ", other));
     };
-    const auto number = [](std::uint64_t value) { return std::to_string(value); };
     try {
         if (found.scheme != wanted.scheme) parse_scheme(found.scheme);
     } catch (const Error& error) {  // a word may be no longer in lowkv
-        refuse("it was made for a scheme that can't be read: " + std::string(error.what()));
+        refuse(concat("it was made for a scheme that can't be read: ", error.what()));
     }
     same("it was made for the scheme", found.scheme, wanted.scheme);
-    same("it is of layer", number(found.layer), number(wanted.layer));
-    same("kv heads:", number(found.shape.kv_heads), number(wanted.shape.kv_heads));
-    same("head_dim:", number(found.shape.head_dim), number(wanted.shape.head_dim));
+    same("it is of layer", found.layer, wanted.layer);
+    same("kv heads:", found.shape.kv_heads, wanted.shape.kv_heads);
+    same("head_dim:", found.shape.head_dim, wanted.shape.head_dim);
     const auto type = [](RowType rows) {
         return std::string(rows == RowType::f32 ? "f32" : rows == RowType::f16 ? "f16" : "bf16");
     };
-    same("values in the keys, channels:", number(found.shape.value_dim),
-         number(wanted.shape.value_dim));
+    same("values in the keys, channels:", found.shape.value_dim, wanted.shape.value_dim);
     same("its exact rows are", type(found.rows), type(wanted.rows));
     if (found.inputs != wanted.inputs)
         refuse("it was packed with another calibration or another rope");
-    same("tokens of a block:", number(found.block_tokens), number(wanted.block_tokens));
-    same("bytes of a packed block:", number(found.packed_bytes), number(wanted.packed_bytes));
-    same("keys' positions:", number(found.positions), number(wanted.positions));
+    same("tokens of a block:", found.block_tokens, wanted.block_tokens);
+    same("bytes of a packed block:", found.packed_bytes, wanted.packed_bytes);
+    same("keys' positions:", found.positions, wanted.positions);
 }
 
 }  // namespace lowkv

@@ -8,6 +8,7 @@
 #include "attention/workspace.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
+#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -47,9 +48,8 @@ std::vector<std::byte> save_model(std::span<const Sequence> layers) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
         if (layers[i].size() != layers[0].size())
             throw Error(ErrorCode::invalid_argument,
-                        "layer " + std::to_string(i) + " has " + std::to_string(layers[i].size()) +
-                            " tokens and layer 0 has " + std::to_string(layers[0].size()) +
-                            ": save between steps");
+                        concat("layer ", i, " has ", layers[i].size(), " tokens and layer 0 has ",
+                               layers[0].size(), ": save between steps"));
         const std::vector<std::byte> image = save_sequence(layers[i]);
         const std::uint64_t bytes = image.size();
         std::memcpy(out.data() + sizeof header + i * sizeof bytes, &bytes, sizeof bytes);
@@ -64,35 +64,27 @@ std::vector<std::span<const std::byte>> layer_images(std::span<const std::byte> 
                                                      std::size_t layers) {
     Header header;
     if (bytes.size() < sizeof header)
-        refuse_image("its " + std::to_string(bytes.size()) + " bytes are too few for one");
+        refuse_image(concat("its ", bytes.size(), " bytes are too few for one"));
     std::memcpy(&header, bytes.data(), sizeof header);
     if (std::memcmp(header.magic, current.magic, sizeof header.magic) != 0)
         refuse_image("these bytes don't begin as one");
     if (header.version != current.version)
-        refuse_image("version " + std::to_string(header.version) + "; this lowkv reads version " +
-                     std::to_string(current.version));
+        refuse_image(
+            concat("version ", header.version, "; this lowkv reads version ", current.version));
     if (header.layers != layers)
-        refuse_image("it has " + std::to_string(header.layers) + " layers, the cache " +
-                     std::to_string(layers));
+        refuse_image(concat("it has ", header.layers, " layers, the cache ", layers));
     std::size_t at = header_bytes(layers);
     if (bytes.size() < at) refuse_image("it is cut off");
     std::vector<std::span<const std::byte>> images;
     for (std::size_t i = 0; i < layers; ++i) {
         std::uint64_t size = 0;
         std::memcpy(&size, bytes.data() + sizeof header + i * sizeof size, sizeof size);
-        if (size > bytes.size() - at) refuse_image("it is cut off in layer " + std::to_string(i));
+        if (size > bytes.size() - at) refuse_image(concat("it is cut off in layer ", i));
         images.push_back(bytes.subspan(at, size));
         at += size;
     }
-    if (at != bytes.size())
-        refuse_image(std::to_string(bytes.size() - at) + " bytes follow its last layer");
+    if (at != bytes.size()) refuse_image(concat(bytes.size() - at, " bytes follow its last layer"));
     return images;
-}
-
-void require_same_length(const Sequence& first, const Sequence& other) {
-    if (first.size() != other.size())
-        refuse_image("its layers have " + std::to_string(first.size()) + " and " +
-                     std::to_string(other.size()) + " tokens");
 }
 
 }  // namespace
@@ -102,7 +94,7 @@ KvCache::KvCache(const KvCacheConfig& config)
       store_(config.store != nullptr ? config.store : std::make_shared<Store>()) {
     require_served(scheme_, Host::model_cache);
     if (config.layers == 0 || config.layers > 4096)
-        refuse(std::to_string(config.layers) + " layers; legal: 1 to 4096");
+        refuse(concat(config.layers, " layers; legal: 1 to 4096"));
     require_layers(scheme_, config.layers);
     LayerInputs inputs;
     inputs.rows = config.rows;
@@ -113,14 +105,13 @@ KvCache::KvCache(const KvCacheConfig& config)
 
 const KvCache::Layers& KvCache::layers_of(std::uint32_t sequence) const {
     if (sequence >= sequences_.size() || !sequences_[sequence])
-        refuse("there is no sequence " + std::to_string(sequence));
+        refuse(concat("there is no sequence ", sequence));
     return *sequences_[sequence];
 }
 
 const Sequence& KvCache::at(std::uint32_t sequence, std::uint32_t layer) const {
     const Layers& layers = layers_of(sequence);
-    if (layer >= layers.size())
-        refuse("layer " + std::to_string(layer) + " of " + std::to_string(layers.size()));
+    if (layer >= layers.size()) refuse(concat("layer ", layer, " of ", layers.size()));
     return layers[layer];
 }
 
@@ -210,7 +201,9 @@ std::uint32_t KvCache::load(std::span<const std::byte> bytes) {
     Layers loaded;
     for (std::size_t layer = 0; layer < images.size(); ++layer) {
         loaded.push_back(load_sequence(images[layer], store_, plans_[layer], scheme_.retention));
-        require_same_length(loaded.front(), loaded.back());
+        if (const std::uint32_t first = loaded.front().size(), last = loaded.back().size();
+            first != last)
+            refuse_image(concat("its layers have ", first, " and ", last, " tokens"));
     }
     return keep(std::move(loaded));
 }

@@ -14,6 +14,7 @@
 #include "cache/store.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
+#include "messages.h"
 #include "round.h"
 #include "xxh64.h"
 
@@ -31,8 +32,8 @@ std::uint64_t first_mark() {
 
 std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     if (page_tokens == 0 || page_tokens % plan.block_tokens() != 0)
-        refuse("pages of " + std::to_string(page_tokens) +
-               " tokens; this scheme needs a multiple of " + std::to_string(plan.block_tokens()));
+        refuse(concat("pages of ", page_tokens, " tokens; this scheme needs a multiple of ",
+                      plan.block_tokens()));
     return page_tokens / plan.block_tokens();
 }
 
@@ -71,9 +72,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
                     "multi-head latent attention is not served in a host's pages");
-    if (sinks_ > page_tokens)
-        refuse(std::to_string(sinks_) + " sinks; a page has " + std::to_string(page_tokens) +
-               " tokens");
+    if (sinks_ > page_tokens) refuse(concat(sinks_, " sinks; a page has ", page_tokens, " tokens"));
     constexpr std::size_t alignment = 64;
     if (memory_.data == nullptr && memory_.pages > 0) {
         if (memory_.whole) refuse("whole pages come from elsewhere: the host has memory for them");
@@ -85,8 +84,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
         store_->device().clear(memory_.data, bytes);
     }
     if (memory_.pages > 0 && memory_.stride < page_bytes_)
-        refuse("pages are " + std::to_string(memory_.stride) + " bytes apart; one takes " +
-               std::to_string(page_bytes_));
+        refuse(concat("pages are ", memory_.stride, " bytes apart; one takes ", page_bytes_));
     if (memory_.stride % alignment != 0 ||
         reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
         refuse("pages must begin at multiples of 64 bytes");
@@ -110,8 +108,7 @@ std::span<const Blocks::Run> PagedLayer::runs_of(std::span<const std::int64_t> s
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
-        if (slots[i] >= end)
-            refuse("slot " + std::to_string(slots[i]) + " of " + std::to_string(end));
+        if (slots[i] >= end) refuse(concat("slot ", slots[i], " of ", end));
         const auto cell = static_cast<std::uint32_t>(slots[i]);
         const bool begins = cell % plan_->block_tokens() == 0;
         if (i > 0 && !begins && slots[i] == slots[i - 1] + 1)
@@ -133,8 +130,8 @@ void PagedLayer::check_runs(std::span<const Blocks::Run> runs) const {
         const Beside* beside = beside_[number].get();
         if (beside == nullptr && !in_place()) require_seal(number);
         if (has_rows(number) && row > beside->rows)
-            refuse("row " + std::to_string(row) + " of page " + std::to_string(number) +
-                   ", of which " + std::to_string(beside->rows) + " have been written");
+            refuse(concat("row ", row, " of page ", number, ", of which ", beside->rows,
+                          " have been written"));
     }
 }
 

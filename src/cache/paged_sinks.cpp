@@ -10,6 +10,7 @@
 #include "cache/store.h"
 #include "lowkv/device.h"
 #include "lowkv/serial.h"
+#include "messages.h"
 #include "round.h"
 #include "xxh64.h"
 
@@ -18,12 +19,11 @@ namespace {
 
 // What its packed bytes and sinks mean; a window is the reader's own affair.
 std::string meaning(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks) {
-    return layer_text(plan.scheme(), {.window = 0, .sinks = sinks}) + " of layer " +
-           std::to_string(plan.layer()) + ", " + std::to_string(plan.shape().kv_heads) + " x " +
-           std::to_string(plan.shape().head_dim) + " channels, rows of type " +
-           std::to_string(static_cast<std::uint32_t>(plan.rows())) + ", pages of " +
-           std::to_string(page_tokens) + " tokens, inputs " + std::to_string(plan.inputs_hash()) +
-           ", version " + std::to_string(image_version);
+    return concat(layer_text(plan.scheme(), {.window = 0, .sinks = sinks}), " of layer ",
+                  plan.layer(), ", ", plan.shape().kv_heads, " x ", plan.shape().head_dim,
+                  " channels, rows of type ", static_cast<std::uint32_t>(plan.rows()),
+                  ", pages of ", page_tokens, " tokens, inputs ", plan.inputs_hash(), ", version ",
+                  image_version);
 }
 
 }  // namespace
@@ -49,9 +49,9 @@ void PagedLayer::require_seal(std::uint32_t number) const {
     std::uint64_t found = 0;
     store_->device().copy_out(&found, seal(number), sizeof found);
     if (found == seal_) return;
-    refuse("page " + std::to_string(number) + " has not been packed with " +
-           meaning(*plan_, page_tokens_, sinks_) +
-           ": its bytes come from another scheme, shape or version, or are not there");
+    refuse(concat("page ", number, " has not been packed with ",
+                  meaning(*plan_, page_tokens_, sinks_),
+                  ": its bytes come from another scheme, shape or version, or are not there"));
 }
 
 void PagedLayer::break_seal(std::uint32_t number) noexcept {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv {
 
@@ -27,15 +28,14 @@ void Store::Impl::check_budget(std::size_t more, std::size_t less) const {
     const std::size_t held = stats.exact_bytes + stats.packed_bytes;
     const std::size_t needed = held + more - less;
     if (stats.budget_bytes == 0 || more <= less || needed <= stats.budget_bytes) return;
-    throw Error(ErrorCode::over_budget,
-                "over budget: the store holds " + std::to_string(held) + " of " +
-                    std::to_string(stats.budget_bytes) + " bytes (" +
-                    std::to_string(stats.exact_blocks) + " exact and " +
-                    std::to_string(stats.packed_blocks) + " packed blocks) and this needs " +
-                    std::to_string(needed - held) +
-                    " more; free or truncate a sequence, pack more of it, or raise the budget to "
-                    "at least " +
-                    std::to_string(needed) + " bytes");
+    throw Error(
+        ErrorCode::over_budget,
+        concat("over budget: the store holds ", held, " of ", stats.budget_bytes, " bytes (",
+               stats.exact_blocks, " exact and ", stats.packed_blocks,
+               " packed blocks) and this needs ", needed - held,
+               " more; free or truncate a sequence, pack more of it, or raise the budget to "
+               "at least ",
+               needed, " bytes"));
 }
 
 void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
@@ -44,7 +44,8 @@ void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {
     stats.peak_bytes = std::max(stats.peak_bytes, stats.exact_bytes + stats.packed_bytes);
 }
 
-void Store::Impl::drop(bool packed, std::size_t bytes) noexcept {
+void Store::Impl::drop(bool packed, std::size_t bytes, std::byte* slot) noexcept {
+    pool(bytes).deallocate(slot);
     --(packed ? stats.packed_blocks : stats.exact_blocks);
     (packed ? stats.packed_bytes : stats.exact_bytes) -= bytes;
 }
@@ -83,8 +84,10 @@ Slots::~Slots() {
 
 void Slots::give_back() noexcept {
     for (std::size_t i = taken_; i < slots_.size(); ++i) {
-        store_.pool(slot_bytes_).deallocate(slots_[i]);
-        if (as_ != As::scratch) store_.drop(as_ == As::packed, slot_bytes_);
+        if (as_ == As::scratch)
+            store_.pool(slot_bytes_).deallocate(slots_[i]);
+        else
+            store_.drop(as_ == As::packed, slot_bytes_, slots_[i]);
     }
 }
 

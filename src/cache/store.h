@@ -31,9 +31,9 @@ struct Store::Impl {
     // Throws Error(over_budget) if `more` bytes beside those held, less `less`, are too many.
     void check_budget(std::size_t more, std::size_t less) const;
 
-    // Books a block's bytes in or out.
+    // Books a block's bytes in; or out, and gives its slot back.
     void hold(bool packed, std::size_t bytes) noexcept;
-    void drop(bool packed, std::size_t bytes) noexcept;
+    void drop(bool packed, std::size_t bytes, std::byte* slot) noexcept;
 };
 
 namespace cache {

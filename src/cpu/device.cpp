@@ -11,13 +11,50 @@
 #include <vector>
 
 #include "attention/query.h"
-#include "cpu/exact_block.h"
 #include "cpu/rows.h"
 #include "plan/plan_parts.h"
 #include "platform/memory.h"
 
 namespace lowkv {
 namespace {
+
+cpu::ExactShape exact_shape(const Plan& plan) noexcept {
+    return {plan.shape().kv_heads, plan.shape().head_dim, plan.block_tokens(), plan.rows()};
+}
+
+// Byte is std::byte or const std::byte.
+template <class Byte>
+Byte* exact_part(const Plan& plan, Part part, Byte* exact) noexcept {
+    return part == Part::keys ? exact : exact + plan.exact_part_bytes();
+}
+
+// Whether an exact block is what quantizers encode as it is.
+bool is_f16(const Plan& plan) noexcept { return plan.rows() == RowType::f16; }
+
+std::size_t elements(const Plan& plan) noexcept {
+    return std::size_t{plan.shape().numbers()} * plan.block_tokens();
+}
+std::size_t position_bytes(const Plan& plan) noexcept {
+    return plan.exact_bytes() - plan.exact_positions_offset();
+}
+
+// A packed block's rows as exact ones. `f16` is scratch memory of plan.f16_bytes(), not needed
+// where is_f16().
+void decode_exact(const Plan& plan, const std::byte* packed, std::byte* f16,
+                  std::byte* exact) noexcept {
+    if (is_f16(plan)) return decode_block(plan, packed, exact);
+    decode_block(plan, packed, f16);
+    cache::convert(plan.kernels(), RowType::f16, f16, plan.rows(), exact, elements(plan));
+    std::memcpy(exact + plan.exact_positions_offset(), f16 + plan.f16_positions_offset(),
+                position_bytes(plan));
+}
+
+// An exact block's rows rounded to f16.
+void round_to_f16(const Plan& plan, const std::byte* exact, std::byte* f16) noexcept {
+    cache::convert(plan.kernels(), plan.rows(), exact, RowType::f16, f16, elements(plan));
+    std::memcpy(f16 + plan.f16_positions_offset(), exact + plan.exact_positions_offset(),
+                position_bytes(plan));
+}
 
 // What quantizers encode is f16: rows of other types are rounded first, some blocks at a time.
 constexpr std::size_t blocks_at_a_time = 32;
@@ -92,27 +129,27 @@ class CpuDevice final : public Device {
         executor.parallel_for(to.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = to[i];
             const Rows source = cache::rows_at(rows, at);
-            count_saturated(store(plan.kernels(), cpu::exact_part(plan, part, block),
-                                  cpu::exact_shape(plan), first, count, source));
+            count_saturated(store(plan.kernels(), exact_part(plan, part, block), exact_shape(plan),
+                                  first, count, source));
         });
     }
     void read_rows(const Plan& plan, Part part, std::span<const BlockRows<const std::byte>> from,
                    const RowsOut& rows, Executor& executor) const noexcept override {
         const Part stored = plan.shape().latent() ? Part::keys : part;
         const auto load = stored == Part::keys ? cpu::load_keys : cpu::load_values;
-        cpu::ExactShape shape = cpu::exact_shape(plan);
+        cpu::ExactShape shape = exact_shape(plan);
         if (part == Part::values) shape.head_dim = plan.shape().out_dim();
         executor.parallel_for(from.size(), [&](std::size_t i, unsigned) noexcept {
             const auto& [block, first, count, at] = from[i];
             const RowsOut target = cache::rows_at(rows, plan.rows(), at);
-            load(cpu::exact_part(plan, stored, block), shape, first, count, target);
+            load(exact_part(plan, stored, block), shape, first, count, target);
         });
     }
     void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
-        const cpu::ExactShape shape = cpu::exact_shape(plan);
-        cpu::clear_keys(cpu::exact_part(plan, Part::keys, block), shape, first);
+        const cpu::ExactShape shape = exact_shape(plan);
+        cpu::clear_keys(exact_part(plan, Part::keys, block), shape, first);
         if (!plan.shape().latent())
-            cpu::clear_values(cpu::exact_part(plan, Part::values, block), shape, first);
+            cpu::clear_values(exact_part(plan, Part::values, block), shape, first);
     }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
@@ -129,7 +166,7 @@ class CpuDevice final : public Device {
 
     void encode(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                 std::optional<Part> only) override {
-        if (cpu::is_f16(plan)) return encode_f16(plan, blocks, executor, only);
+        if (is_f16(plan)) return encode_f16(plan, blocks, executor, only);
         const std::size_t most = std::min(blocks.size(), blocks_at_a_time);
         std::vector<std::byte> f16(most * plan.f16_bytes());
         std::vector<BlockCopy> rounded(most);
@@ -137,7 +174,7 @@ class CpuDevice final : public Device {
             const std::size_t count = std::min(most, blocks.size() - first);
             executor.parallel_for(count, [&](std::size_t i, unsigned) noexcept {
                 std::byte* own = f16.data() + i * plan.f16_bytes();
-                cpu::round_to_f16(plan, blocks[first + i].from, own);
+                round_to_f16(plan, blocks[first + i].from, own);
                 rounded[i] = blocks[first + i];
                 rounded[i].from = own;
             });
@@ -146,10 +183,10 @@ class CpuDevice final : public Device {
     }
     void decode(const Plan& plan, std::span<const BlockCopy> blocks,
                 Executor& executor) const override {
-        const std::size_t own = cpu::is_f16(plan) ? 0 : plan.f16_bytes();
+        const std::size_t own = is_f16(plan) ? 0 : plan.f16_bytes();
         std::vector<std::byte> f16(own * executor.threads());
         executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned thread) noexcept {
-            cpu::decode_exact(plan, blocks[i].from, f16.data() + thread * own, blocks[i].to);
+            decode_exact(plan, blocks[i].from, f16.data() + thread * own, blocks[i].to);
         });
     }
 
@@ -200,12 +237,12 @@ std::shared_ptr<Device> shared_device(const std::string& name,
 
 std::size_t store_rows(const Plan& plan, std::byte* to, std::uint32_t count, const Rows& rows,
                        std::size_t at) noexcept {
-    return cpu::store_values(plan.kernels(), to, cpu::exact_shape(plan), 0, count,
+    return cpu::store_values(plan.kernels(), to, exact_shape(plan), 0, count,
                              cache::rows_at(rows, at));
 }
 void load_rows(const Plan& plan, const std::byte* from, std::uint32_t count, const RowsOut& rows,
                std::size_t at) noexcept {
-    cpu::load_values(from, cpu::exact_shape(plan), 0, count, cache::rows_at(rows, plan.rows(), at));
+    cpu::load_values(from, exact_shape(plan), 0, count, cache::rows_at(rows, plan.rows(), at));
 }
 
 }  // namespace lowkv

@@ -25,9 +25,5 @@ inline RowsOut rows_at(RowsOut rows, RowType type, std::size_t at) noexcept {
     rows.data = static_cast<std::byte*>(rows.data) + at * bytes_of(type);
     return rows;
 }
-// Where token `token` of them begins.
-inline Rows rows_from(const Rows& rows, std::size_t token) noexcept {
-    return rows_at(rows, token * rows.token_stride);
-}
 
 }  // namespace lowkv::cache

@@ -12,7 +12,6 @@ namespace {
 
 using cache::bytes_of;
 using cache::convert;
-using cache::rows_from;
 
 // Up to 64 channels of a head at a time, so that what they are transposed through stays in the
 // nearest cache.
@@ -133,7 +132,8 @@ std::size_t store_values(const kernels::Table& table, std::byte* values, const E
     std::size_t changed = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
         std::byte* to = values + std::size_t{first + i} * shape.channels() * shape.bytes();
-        const auto* from = static_cast<const std::byte*>(rows_from(rows, i).data);
+        const auto* from =
+            static_cast<const std::byte*>(cache::rows_at(rows, i * rows.token_stride).data);
         for (std::uint32_t head = 0; head < split.heads; ++head) {
             convert(table, rows.type, from + head * rows.head_stride * bytes_of(rows.type),
                     shape.type, to + std::size_t{head} * split.channels * shape.bytes(),

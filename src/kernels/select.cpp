@@ -7,6 +7,7 @@
 #include "isa/table.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
+#include "messages.h"
 #include "platform/system.h"
 
 namespace lowkv {
@@ -55,14 +56,13 @@ const Table& select(std::string_view name) {
         if (name.empty() ? table->supported() : table->name == name) {
             if (table->supported()) return *table;
             throw Error(ErrorCode::unsupported,
-                        std::string(source) + "=" + std::string(name) + " needs " +
-                            std::string(table->description) +
-                            ", which this CPU lacks; it runs: " + supported_names());
+                        concat(source, "=", name, " needs ", table->description,
+                               ", which this CPU lacks; it runs: ", supported_names()));
         }
     }
-    throw Error(ErrorCode::unsupported,
-                std::string(source) + "=" + std::string(name) +
-                    " is not in this build; this CPU runs: " + supported_names());
+    throw Error(
+        ErrorCode::unsupported,
+        concat(source, "=", name, " is not in this build; this CPU runs: ", supported_names()));
 }
 
 const PartKernels& find(const Table& table, std::string_view name) {
@@ -71,8 +71,7 @@ const PartKernels& find(const Table& table, std::string_view name) {
             if (kernels.name == name) return kernels;
         }
     }
-    throw Error(ErrorCode::unsupported,
-                std::string(table.name) + " has no kernels named " + std::string(name));
+    throw Error(ErrorCode::unsupported, concat(table.name, " has no kernels named ", name));
 }
 
 }  // namespace kernels

@@ -57,23 +57,6 @@ void raise_scales(float* scales, std::size_t count, float least) noexcept {
     }
 }
 
-template <class Type>
-void write_values(std::byte* out, float* values, std::size_t count, float multiplier) noexcept {
-    typename Type::Bits stored[max_lanes];
-    for (std::size_t i = 0; i < count; ++i) {
-        stored[i] = Type::store(values[i], multiplier);
-        values[i] = Type::load(stored[i], multiplier);
-    }
-    std::memcpy(out, stored, count * sizeof(typename Type::Bits));
-}
-
-template <class Type>
-void read_values(const std::byte* in, float* values, std::size_t count, float multiplier) noexcept {
-    typename Type::Bits stored[max_lanes];
-    std::memcpy(stored, in, count * sizeof(typename Type::Bits));
-    for (std::size_t i = 0; i < count; ++i) values[i] = Type::load(stored[i], multiplier);
-}
-
 // Normal levels: what is stored is their unit; their scale and zero follow from it.
 void spread_unit(const CodesPart& layout, float* scales, float* zeros) noexcept {
     for (std::size_t e = 0; e < layout.row_entries; ++e) {
@@ -104,8 +87,13 @@ void write_rows(const CodesPart& layout, std::byte* section, const Header& heade
     raise_scales(groups.scale, layout.group_rows * entries,
                  Type::smallest * header.scale_multiplier);
     each_row(layout, header, groups, [&](float* values, float multiplier) {
-        write_values<Type>(out, values, entries, multiplier);
-        out += entries * sizeof(typename Type::Bits);
+        typename Type::Bits stored[max_lanes];
+        for (std::size_t i = 0; i < entries; ++i) {
+            stored[i] = Type::store(values[i], multiplier);
+            values[i] = Type::load(stored[i], multiplier);
+        }
+        std::memcpy(out, stored, entries * sizeof *stored);
+        out += entries * sizeof *stored;
     });
 }
 
@@ -115,8 +103,10 @@ void read_rows(const CodesPart& layout, const std::byte* section, const Header& 
     const std::size_t entries = layout.row_entries;
     const std::byte* in = section + layout.metadata_at;
     each_row(layout, header, groups, [&](float* values, float multiplier) {
-        read_values<Type>(in, values, entries, multiplier);
-        in += entries * sizeof(typename Type::Bits);
+        typename Type::Bits stored[max_lanes];
+        std::memcpy(stored, in, entries * sizeof *stored);
+        in += entries * sizeof *stored;
+        for (std::size_t i = 0; i < entries; ++i) values[i] = Type::load(stored[i], multiplier);
     });
 }
 

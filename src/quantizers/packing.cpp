@@ -187,18 +187,19 @@ void unpack_tile(const std::uint8_t* codes, Width width, const HeadShape& head,
     }
 }
 
-void pack_tokens(const TokenCodes& codes, Part part, Width width, const HeadShape& head,
-                 std::uint8_t* out) noexcept {
+void pack_tokens(const TokenCodes& codes, const CodesPart& layout, std::byte* section) noexcept {
+    const HeadShape& head = layout.head;
     CodeTile tile;
     for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
         for (std::uint32_t s = 0; s < unit_steps; ++s) {
             const std::uint32_t step = block * unit_steps + s;
             for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
                 tile.row[s][lane] =
-                    part == Part::keys ? codes.token[lane][step] : codes.token[step][lane];
+                    layout.keys != 0 ? codes.token[lane][step] : codes.token[step][lane];
             }
         }
-        pack_tile(tile, width, head, block, out);
+        pack_tile(tile, layout.codec.width, head, block,
+                  reinterpret_cast<std::uint8_t*>(section + layout.codes_at));
     }
 }
 

@@ -30,7 +30,6 @@ void open_windows(CodeTile& tile, Width width, std::uint32_t lanes) noexcept;
 struct TokenCodes {
     std::uint8_t token[max_block_tokens][max_lanes];
 };
-void pack_tokens(const TokenCodes& codes, Part part, Width width, const HeadShape& head,
-                 std::uint8_t* out) noexcept;
+void pack_tokens(const TokenCodes& codes, const CodesPart& layout, std::byte* section) noexcept;
 
 }  // namespace lowkv::codec

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <type_traits>
 #include <vector>
 
 #include "lowkv/quantizer.h"
+#include "messages.h"
 
 namespace lowkv::scheme {
 namespace {
@@ -165,6 +167,17 @@ constexpr std::array filters{
            "which tokens stay or go is decided by the attention they got"},
     Choice{"random", value_of(Filter::random), "it is decided at random, a control"}};
 
+// Of one member.
+template <auto Member>
+CodecField field(std::string_view name, std::span<const Choice> choices, bool optional = true) {
+    return {name, choices, optional,
+            [](const Codec& codec) { return static_cast<std::uint32_t>(codec.*Member); },
+            [](Codec& codec, std::uint32_t value) {
+                using Value = std::remove_reference_t<decltype(codec.*Member)>;
+                codec.*Member = static_cast<Value>(value);
+            }};
+}
+
 struct Removed {
     std::string_view word, instead;
 };
@@ -189,42 +202,20 @@ void append_to_list(std::string& list, std::string_view word) {
 
 std::span<const CodecField> codec_fields() noexcept {
     static const std::array fields{
-        CodecField{"axis", axis_choices, false, [](const Codec& c) { return value_of(c.axis); },
-                   [](Codec& c, std::uint32_t v) { c.axis = static_cast<Axis>(v); }},
+        field<&Codec::axis>("axis", axis_choices, false),
         CodecField{"number of bits", bits_choices(), false, bits_of, set_bits},
-        CodecField{"group", group_choices, false, [](const Codec& c) { return value_of(c.group); },
-                   [](Codec& c, std::uint32_t v) { c.group = static_cast<Group>(v); }},
-        CodecField{"order of channels", order_choices, true,
-                   [](const Codec& c) { return std::uint32_t{c.reordered}; },
-                   [](Codec& c, std::uint32_t v) { c.reordered = v != 0; }},
-        CodecField{"kind of levels", levels_choices, true,
-                   [](const Codec& c) { return value_of(c.levels); },
-                   [](Codec& c, std::uint32_t v) { c.levels = static_cast<Levels>(v); }},
-        CodecField{"rotation", rotation_choices, true,
-                   [](const Codec& c) { return value_of(c.rotation); },
-                   [](Codec& c, std::uint32_t v) { c.rotation = static_cast<Rotate>(v); }},
-        CodecField{"centring", centre_choices, true,
-                   [](const Codec& c) { return std::uint32_t{c.centred}; },
-                   [](Codec& c, std::uint32_t v) { c.centred = v != 0; }},
-        CodecField{"fit of the scale", fit_choices, true,
-                   [](const Codec& c) { return value_of(c.fit); },
-                   [](Codec& c, std::uint32_t v) { c.fit = static_cast<Fit>(v); }},
-        CodecField{"clip", clip_choices, true, [](const Codec& c) { return value_of(c.clip); },
-                   [](Codec& c, std::uint32_t v) { c.clip = static_cast<Clip>(v); }},
-        CodecField{"share of outliers", outlier_choices, true,
-                   [](const Codec& c) { return std::uint32_t{c.outliers}; },
-                   [](Codec& c, std::uint32_t v) { c.outliers = static_cast<std::uint8_t>(v); }},
-        CodecField{"exact rows", rows_choices, true,
-                   [](const Codec& c) { return std::uint32_t{c.exact_rows}; },
-                   [](Codec& c, std::uint32_t v) { c.exact_rows = static_cast<std::uint8_t>(v); }},
-        CodecField{"weight of channels", weight_choices, true,
-                   [](const Codec& c) { return std::uint32_t{c.weighted}; },
-                   [](Codec& c, std::uint32_t v) { c.weighted = v != 0; }},
-        CodecField{"stage", stage_choices, true, [](const Codec& c) { return value_of(c.stage); },
-                   [](Codec& c, std::uint32_t v) { c.stage = static_cast<Stage>(v); }},
-        CodecField{"metadata type", metadata_choices, true,
-                   [](const Codec& c) { return value_of(c.metadata); },
-                   [](Codec& c, std::uint32_t v) { c.metadata = static_cast<Metadata>(v); }},
+        field<&Codec::group>("group", group_choices, false),
+        field<&Codec::reordered>("order of channels", order_choices),
+        field<&Codec::levels>("kind of levels", levels_choices),
+        field<&Codec::rotation>("rotation", rotation_choices),
+        field<&Codec::centred>("centring", centre_choices),
+        field<&Codec::fit>("fit of the scale", fit_choices),
+        field<&Codec::clip>("clip", clip_choices),
+        field<&Codec::outliers>("share of outliers", outlier_choices),
+        field<&Codec::exact_rows>("exact rows", rows_choices),
+        field<&Codec::weighted>("weight of channels", weight_choices),
+        field<&Codec::stage>("stage", stage_choices),
+        field<&Codec::metadata>("metadata type", metadata_choices),
     };
     return fields;
 }
@@ -245,13 +236,11 @@ std::string legal_words(std::span<const Choice> choices) {
     return list;
 }
 
-std::string legal_words(const CodecField& field) { return legal_words(field.choices); }
-
 std::string legal_numbers(const RetentionField& field) {
     const std::string unit(field.unit);
-    const std::string range = "from 0" + unit + " to " + std::to_string(field.max) + unit;
+    const std::string range = concat("from 0", unit, " to ", field.max, unit);
     if (field.multiple_of == 1) return "a number " + range;
-    return "a multiple of " + std::to_string(field.multiple_of) + " " + range;
+    return concat("a multiple of ", field.multiple_of, " ", range);
 }
 
 std::string_view restriction(const Codec& codec, Part part) noexcept {

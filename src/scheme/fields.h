@@ -62,7 +62,6 @@ std::span<const Choice> filter_choices() noexcept;
 
 // "2, 3, 4, 8"
 std::string legal_words(std::span<const Choice> choices);
-std::string legal_words(const CodecField& field);
 // "a number from 0 to 65536"
 std::string legal_numbers(const RetentionField& field);
 

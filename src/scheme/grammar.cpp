@@ -1,37 +1,32 @@
 #include "lowkv/grammar.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 
+#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
 namespace {
 
-std::string option_text(std::string_view name, std::string_view value) {
-    return std::string(name) + "=" + std::string(value);
+SchemeWord filter_word(const scheme::Choice& choice) {
+    return {concat(scheme::filter_name, "=", choice.word), std::string(choice.meaning)};
 }
 
 }  // namespace
 
 std::vector<SchemeWord> scheme_options() {
     std::vector<SchemeWord> options;
-    for (const scheme::CodecOption& option : scheme::codec_options()) {
-        options.push_back({option_text(option.word, "CODEC"), std::string(option.meaning)});
-    }
-    const std::string layer(scheme::layer_prefix);
+    for (const scheme::CodecOption& option : scheme::codec_options())
+        options.push_back({concat(option.word, "=CODEC"), std::string(option.meaning)});
     options.push_back(
-        {layer + "A=...", "another preset, or KEY-CODEC/VALUE-CODEC, for layer A; " + layer +
-                              "A-B for A to B; the last one that names a layer wins"});
-    for (const scheme::RetentionField& field : scheme::retention_fields()) {
-        options.push_back(
-            {option_text(field.name, "N") + std::string(field.unit), std::string(field.meaning)});
-    }
-    for (const scheme::Choice& choice : scheme::filter_choices()) {
-        options.push_back(
-            {option_text(scheme::filter_name, choice.word), std::string(choice.meaning)});
-    }
+        {concat(scheme::layer_prefix, "A=..."),
+         concat("another preset, or KEY-CODEC/VALUE-CODEC, for layer A; ", scheme::layer_prefix,
+                "A-B for A to B; the last one that names a layer wins")});
+    for (const scheme::RetentionField& field : scheme::retention_fields())
+        options.push_back({concat(field.name, "=N", field.unit), std::string(field.meaning)});
+    for (const scheme::Choice& choice : scheme::filter_choices())
+        options.push_back(filter_word(choice));
     return options;
 }
 
@@ -55,8 +50,9 @@ std::vector<SchemeWord> words_of(const Codec& codec) {
     for (const scheme::CodecField& field : scheme::codec_fields()) {
         const std::uint32_t value = field.get(codec);
         if (field.optional && value == field.choices.front().value) continue;
-        const auto choice = std::ranges::find(field.choices, value, &scheme::Choice::value);
-        words.push_back({std::string(choice->word), std::string(choice->meaning)});
+        for (const scheme::Choice& choice : field.choices)
+            if (choice.value == value)
+                words.push_back({std::string(choice.word), std::string(choice.meaning)});
     }
     return words;
 }
@@ -66,13 +62,11 @@ std::vector<SchemeWord> words_of(const Retention& retention) {
     for (const scheme::RetentionField& field : scheme::retention_fields())
         if (const std::uint32_t number = retention.*field.number; number > 0)
             words.push_back(
-                {option_text(field.name, std::to_string(number)) + std::string(field.unit),
-                 std::string(field.meaning)});
+                {concat(field.name, "=", number, field.unit), std::string(field.meaning)});
     for (const scheme::Choice& choice : scheme::filter_choices())
         if (retention.filter != Filter::none &&
             choice.value == static_cast<std::uint32_t>(retention.filter))
-            words.push_back(
-                {option_text(scheme::filter_name, choice.word), std::string(choice.meaning)});
+            words.push_back(filter_word(choice));
     return words;
 }
 

@@ -5,6 +5,7 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
+#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
@@ -14,7 +15,7 @@ using scheme::layer_prefix;
 constexpr std::string_view codec_form =
     "exact, or axis-bits-group and options, such as channel-2-g32 or token-3-head-normal-hadamard";
 
-std::string quoted(std::string_view word) { return "\"" + std::string(word) + "\""; }
+std::string quoted(std::string_view word) { return concat("\"", word, "\""); }
 
 std::string_view trimmed(std::string_view word) {
     constexpr std::string_view space = " \t\r\n";
@@ -78,8 +79,8 @@ class Parser {
 
     // `word` is a part of the text: its place is known from its address.
     std::string place_of(std::string_view word) const {
-        return "scheme " + quoted(text_) + ": " + quoted(word) + " at position " +
-               std::to_string(word.data() - text_.data() + 1) + " ";
+        return concat("scheme ", quoted(text_), ": ", quoted(word), " at position ",
+                      word.data() - text_.data() + 1, " ");
     }
 
     // A word that earlier versions had.
@@ -87,7 +88,7 @@ class Parser {
         const std::string_view instead = scheme::instead_of_removed(word);
         if (instead.empty()) return;
         throw Error(ErrorCode::invalid_scheme,
-                    place_of(word) + "is no longer in lowkv: " + std::string(instead));
+                    concat(place_of(word), "is no longer in lowkv: ", instead));
     }
 
     [[noreturn]] void reject(std::string_view word, const std::string& problem,
@@ -130,7 +131,7 @@ class Parser {
     [[noreturn]] void unknown_option(std::string_view name) const {
         refuse_removed(name);
         std::string list;
-        const auto add = [&](std::string_view word) { list += std::string(word) + "=, "; };
+        const auto add = [&](std::string_view word) { list += concat(word, "=, "); };
         for (const auto& candidate : scheme::codec_options()) add(candidate.word);
         for (const auto& candidate : scheme::retention_fields()) add(candidate.name);
         add(scheme::filter_name);
@@ -142,9 +143,9 @@ class Parser {
             if (std::ranges::find(given_, needed.word) != given_.end()) continue;
             // Not exact by default: a forgotten codec would be a cache of five times the size.
             throw Error(ErrorCode::invalid_scheme,
-                        "scheme " + quoted(text_) + " names no " + std::string(needed.name) +
-                            ": start with a preset (" + scheme::preset_names() + ") or add " +
-                            std::string(needed.word) + "=, such as " + spelled_out());
+                        concat("scheme ", quoted(text_), " names no ", needed.name,
+                               ": start with a preset (", scheme::preset_names(), ") or add ",
+                               needed.word, "=, such as ", spelled_out()));
         }
     }
 
@@ -162,10 +163,10 @@ class Parser {
             } else if (field.optional) {
                 field.set(result, field.choices.front().value);
             } else if (next == words.size()) {
-                reject(text, "lacks its " + std::string(field.name), legal_codec_words(field));
+                reject(text, concat("lacks its ", field.name), legal_codec_words(field));
             } else {
                 refuse_removed(word);
-                reject(word, "is not a legal " + std::string(field.name), legal_codec_words(field));
+                reject(word, concat("is not a legal ", field.name), legal_codec_words(field));
             }
         }
         if (next < words.size()) misplaced_codec_word(words[next]);
@@ -180,7 +181,7 @@ class Parser {
             if (!field.optional) continue;
             for (const scheme::Choice& choice : field.choices.subspan(1)) {
                 known |= choice.word == word;
-                order += (order.empty() ? "" : ", ") + std::string(choice.word);
+                order += concat(order.empty() ? "" : ", ", choice.word);
             }
         }
         reject(word, known ? "stands in the wrong place" : "does not belong to a codec",
@@ -188,12 +189,11 @@ class Parser {
     }
 
     static std::string legal_codec_words(const scheme::CodecField& field) {
-        return scheme::legal_words(field) + " (a codec is " + std::string(codec_form) + ")";
+        return concat(scheme::legal_words(field.choices), " (a codec is ", codec_form, ")");
     }
 
     void layers(std::string_view name, std::string_view value) {
-        const std::string legal =
-            "layer.N= or layer.A-B=, A <= B < " + std::to_string(scheme::max_layers);
+        const std::string legal = concat("layer.N= or layer.A-B=, A <= B < ", scheme::max_layers);
         const std::vector<std::string_view> range = split(name.substr(layer_prefix.size()), '-');
         LayerOverride result;
         result.first = layer_number(range.front(), name, legal);
@@ -225,7 +225,7 @@ class Parser {
         std::uint32_t value = 0;
         const std::string_view digits = word.substr(0, word.size() - field.unit.size());
         if (!word.ends_with(field.unit) || !number(digits, value) || !field.legal(value)) {
-            reject(word, "is not a legal " + std::string(field.name), scheme::legal_numbers(field));
+            reject(word, concat("is not a legal ", field.name), scheme::legal_numbers(field));
         }
         return value;
     }

@@ -126,14 +126,10 @@ constexpr Codec latent_4 = sorted(Width::four, {4, 4, 4, 4});
 
 // KVQuant has no window, and one sink.
 Preset kvquant_preset(const Words& words, Width width, std::uint8_t outliers) {
-    return {.name = words.name,
-            .summary = words.summary,
-            .source = words.source,
-            .recommended = words.recommended,
-            .scheme = {.base = kvquant(width, outliers),
-                       .retention = {.window = 0, .sinks = 1},
-                       .overrides = {}},
-            .latent = kvquant(width, outliers).key};
+    const LayerScheme codecs = kvquant(width, outliers);
+    Preset made = preset(words, codecs.key, codecs.value);
+    made.scheme.retention = {.window = 0, .sinks = 1};
+    return made;
 }
 
 }  // namespace

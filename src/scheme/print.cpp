@@ -1,5 +1,7 @@
+#include "lowkv/grammar.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
+#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
@@ -15,7 +17,7 @@ std::string base_text(const LayerScheme& base) {
     std::string text;
     for (const scheme::CodecOption& option : scheme::codec_options()) {
         if (!text.empty()) text += ",";
-        text += std::string(option.word) + "=" + to_string(base.*option.codec);
+        text += concat(option.word, "=", to_string(base.*option.codec));
     }
     return text;
 }
@@ -26,15 +28,7 @@ std::string to_string(const Codec& codec) {
     if (codec.quantizer != nullptr) return std::string(codec.quantizer->name());
     if (codec.exact()) return std::string(scheme::exact_word);
     std::string text;
-    for (const scheme::CodecField& field : scheme::codec_fields()) {
-        const std::uint32_t value = field.get(codec);
-        if (field.optional && value == field.choices.front().value) continue;
-        for (const scheme::Choice& choice : field.choices) {
-            if (choice.value != value) continue;
-            if (!text.empty()) text += "-";
-            text += choice.word;
-        }
-    }
+    for (const SchemeWord& word : words_of(codec)) text += (text.empty() ? "" : "-") + word.word;
     return text;
 }
 
@@ -44,19 +38,17 @@ std::string to_string(const Scheme& scheme) {
     const Retention usual = preset ? preset->scheme.retention : Retention{};
     for (const scheme::Choice& choice : scheme::filter_choices()) {
         if (scheme.retention.filter == usual.filter) break;
-        if (choice.value != static_cast<std::uint32_t>(scheme.retention.filter)) continue;
-        text.append(",").append(scheme::filter_name).append("=").append(choice.word);
+        if (choice.value == static_cast<std::uint32_t>(scheme.retention.filter))
+            text += concat(",", scheme::filter_name, "=", choice.word);
     }
     for (const scheme::RetentionField& field : scheme::retention_fields()) {
         const std::uint32_t number = scheme.retention.*field.number;
-        if (number == usual.*field.number) continue;
-        text.append(",").append(field.name).append("=").append(std::to_string(number));
-        text.append(field.unit);
+        if (number != usual.*field.number) text += concat(",", field.name, "=", number, field.unit);
     }
     for (const LayerOverride& layers : scheme.overrides) {
-        text.append(",layer.").append(std::to_string(layers.first));
-        if (layers.last != layers.first) text.append("-").append(std::to_string(layers.last));
-        text.append("=").append(layer_text(layers.scheme));
+        text += concat(",layer.", layers.first);
+        if (layers.last != layers.first) text += concat("-", layers.last);
+        text += "=" + layer_text(layers.scheme);
     }
     return text;
 }

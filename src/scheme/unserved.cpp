@@ -9,6 +9,7 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
+#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -64,8 +65,8 @@ static_assert(std::size(where) == static_cast<std::size_t>(lmcache) + 1);
 std::string unserved(const Scheme& scheme, Host host) {
     for (const Row& row : rows)
         if (std::ranges::count(row.by, host) > 0 && row.used(scheme))
-            return std::string(row.words).append(where[static_cast<std::size_t>(host)]) +
-                   "; leave that out, or take another scheme";
+            return concat(row.words, where[static_cast<std::size_t>(host)],
+                          "; leave that out, or take another scheme");
     return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
+#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
@@ -29,19 +30,19 @@ void validate(const Codec& codec, const std::string& what) {
             field.choices.end()) {
             continue;
         }
-        reject(what + ": " + std::to_string(value) + " is not a legal " + std::string(field.name) +
-               "; legal: " + scheme::legal_words(field));
+        reject(concat(what, ": ", value, " is not a legal ", field.name,
+                      "; legal: ", scheme::legal_words(field.choices)));
     }
 }
 
 void validate(const LayerScheme& layer, const std::string& prefix) {
     for (const scheme::CodecOption& option : scheme::codec_options()) {
         const Codec& codec = layer.*option.codec;
-        const std::string what = prefix + std::string(option.name);
+        const std::string what = concat(prefix, option.name);
         validate(codec, what);
         if (codec.quantizer != nullptr || codec.exact()) continue;
         const std::string_view wrong = scheme::restriction(codec, option.part);
-        if (!wrong.empty()) reject(what + " " + to_string(codec) + ": " + std::string(wrong));
+        if (!wrong.empty()) reject(concat(what, " ", to_string(codec), ": ", wrong));
     }
 }
 
@@ -49,7 +50,7 @@ void validate_filter(const Retention& retention) {
     const auto choices = scheme::filter_choices();
     const auto value = static_cast<std::uint32_t>(retention.filter);
     if (std::ranges::find(choices, value, &scheme::Choice::value) == choices.end()) {
-        reject(std::to_string(value) + " is not a filter; legal: " + scheme::legal_words(choices));
+        reject(concat(value, " is not a filter; legal: ", scheme::legal_words(choices)));
     }
     const bool decides = retention.keep > 0 || retention.evict > 0;
     if (retention.filter == Filter::none && decides) {
@@ -59,9 +60,8 @@ void validate_filter(const Retention& retention) {
         reject("the filter has nothing to do: add keep=, evict= or both, such as keep=5%");
     }
     if (retention.keep + retention.evict > 100) {
-        reject("keep=" + std::to_string(retention.keep) +
-               "% and evict=" + std::to_string(retention.evict) +
-               "% are more than all tokens; legal: at most 100% together");
+        reject(concat("keep=", retention.keep, "% and evict=", retention.evict,
+                      "% are more than all tokens; legal: at most 100% together"));
     }
 }
 
@@ -72,15 +72,13 @@ void validate(const Scheme& scheme) {
     for (const scheme::RetentionField& field : scheme::retention_fields()) {
         const std::uint32_t number = scheme.retention.*field.number;
         if (field.legal(number)) continue;
-        reject(std::string(field.name) + " is " + std::to_string(number) +
-               "; legal: " + scheme::legal_numbers(field));
+        reject(concat(field.name, " is ", number, "; legal: ", scheme::legal_numbers(field)));
     }
     validate_filter(scheme.retention);
     for (const LayerOverride& layers : scheme.overrides) {
-        const std::string name =
-            "layer." + std::to_string(layers.first) + "-" + std::to_string(layers.last);
+        const std::string name = concat("layer.", layers.first, "-", layers.last);
         if (layers.first > layers.last || layers.last >= scheme::max_layers) {
-            reject(name + ": legal: first <= last < " + std::to_string(scheme::max_layers));
+            reject(concat(name, ": legal: first <= last < ", scheme::max_layers));
         }
         validate(layers.scheme, name + ": ");
     }
@@ -89,9 +87,8 @@ void validate(const Scheme& scheme) {
 void require_layers(const Scheme& scheme, std::uint32_t layers) {
     for (const LayerOverride& layer : scheme.overrides) {
         if (layer.last < layers) continue;
-        reject(to_string(scheme) + " has an override of layer " + std::to_string(layer.last) +
-               ", but this model has " + std::to_string(layers) + " layers, numbered 0 to " +
-               std::to_string(layers - 1));
+        reject(concat(to_string(scheme), " has an override of layer ", layer.last,
+                      ", but this model has ", layers, " layers, numbered 0 to ", layers - 1));
     }
 }
 

@@ -10,6 +10,7 @@
 
 #include "calibration/file/safetensors.h"
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv::calibration {
 namespace {
@@ -24,7 +25,7 @@ constexpr std::uint64_t max_layers = 4096, max_heads = 4096, max_head_dim = 576;
 template <class C, class F>
 void each_part(C& calibration, const Scheme& scheme, F f) {
     for (std::uint32_t i = 0; i < calibration.layers.size(); ++i) {
-        const std::string layer = "layers." + std::to_string(i);
+        const std::string layer = concat("layers.", i);
         f(layer + ".key", scheme.layer(i).key, calibration.layers[i].key);
         f(layer + ".value", scheme.layer(i).value, calibration.layers[i].value);
     }
@@ -66,12 +67,13 @@ std::string hash_of(const TensorFile& file) {
 
 Calibration calibration_of(const TensorFile& file) {
     if (file.metadata.find("format") == file.metadata.end() || file.meta("format") != format)
-        throw std::runtime_error("it is no calibration of lowkv: its metadata has no format \"" +
-                                 std::string(format) + "\" (`lowkv calibrate` makes one)");
+        throw std::runtime_error(
+            concat("it is no calibration of lowkv: its metadata has no format \"", format,
+                   "\" (`lowkv calibrate` makes one)"));
     if (file.meta("version") != std::to_string(file_version))
-        throw std::runtime_error("it has version " + file.meta("version") +
-                                 " of the format; this lowkv reads version " +
-                                 std::to_string(file_version) + ": make it anew");
+        throw std::runtime_error(concat("it has version ", file.meta("version"),
+                                        " of the format; this lowkv reads version ", file_version,
+                                        ": make it anew"));
     // Files that others made may have none.
     const auto hash = file.metadata.find(hash_key);
     if (hash != file.metadata.end() && hash->second != hash_of(file))
@@ -101,8 +103,8 @@ Calibration calibration_of(const TensorFile& file) {
             each_array(found, [&](const char* array, auto&) { known |= name == part + array; });
         });
         if (!known)
-            throw std::runtime_error("tensor " + name + " is none of a calibration of " +
-                                     std::to_string(out.layers.size()) + " layers");
+            throw std::runtime_error(concat("tensor ", name, " is none of a calibration of ",
+                                            out.layers.size(), " layers"));
     }
     return out;
 }
@@ -155,9 +157,9 @@ void require_scheme(const Calibration& calibration, const Scheme& scheme, const 
     const Scheme made = parse_scheme(calibration.scheme);
     for (std::uint32_t i = 0; i < calibration.layers.size(); ++i) {
         if (made.layer(i) == scheme.layer(i)) continue;
-        fail(what + what_for(calibration) + ", not for " + to_string(scheme) + ": layer " +
-             std::to_string(i) + " differs. Calibrate with --scheme " + to_string(scheme) +
-             ", or use scheme " + calibration.scheme);
+        fail(concat(what, what_for(calibration), ", not for ", to_string(scheme), ": layer ", i,
+                    " differs. Calibrate with --scheme ", to_string(scheme), ", or use scheme ",
+                    calibration.scheme));
     }
 }
 
@@ -165,15 +167,14 @@ void require_layer(const Calibration& calibration, std::uint32_t layer, const Sh
                    const std::string& what) {
     // The same words for all layers that have the same to say: who reads them wants them once.
     const auto words = [](const Shape& s) {
-        return std::to_string(s.kv_heads) + " kv heads of " + std::to_string(s.head_dim) +
-               " channels";
+        return concat(s.kv_heads, " kv heads of ", s.head_dim, " channels");
     };
     if (shape != calibration.shape)
         fail(what + " was made for " + words(calibration.shape) + "; this model has " +
              words(shape));
     if (layer >= calibration.layers.size())
-        fail(what + " was made for a model of " + std::to_string(calibration.layers.size()) +
-             " layers; this one has more");
+        fail(concat(what, " was made for a model of ", calibration.layers.size(),
+                    " layers; this one has more"));
 }
 
 void require_model(const Calibration& calibration, const std::string& fingerprint,

@@ -9,6 +9,7 @@
 
 #include "calibration/file/safetensors.h"
 #include "lowkv/error.h"
+#include "messages.h"
 
 namespace lowkv::calibration {
 namespace {
@@ -21,8 +22,8 @@ std::vector<float> weights(const TensorFile& file, const std::string& name, cons
     float largest = 0;
     for (const float w : out) {
         if (!(w >= 0) || w > std::numeric_limits<float>::max())
-            throw std::runtime_error("tensor " + name + " has the element " + std::to_string(w) +
-                                     "; legal: finite, from 0 on");
+            throw std::runtime_error(
+                concat("tensor ", name, " has the element ", w, "; legal: finite, from 0 on"));
         largest = std::max(largest, w);
     }
     if (largest == 0) throw std::runtime_error("tensor " + name + " has no element above 0");
@@ -54,19 +55,19 @@ FisherWeights load_fisher(const std::string& path, std::uint32_t layers, const S
     const TensorFile file = read_tensors(path);
     try {
         if (file.meta("format") != format || file.meta("version") != "1")
-            throw std::runtime_error("it is no \"" + std::string(format) +
-                                     "\" of version 1 (tools/fisher.py makes one)");
+            throw std::runtime_error(
+                concat("it is no \"", format, "\" of version 1 (tools/fisher.py makes one)"));
         const std::string& pairs = file.meta("pairs");
         if (pairs != "halves" && pairs != "neighbours")
             throw std::runtime_error("its metadata pairs is \"" + pairs +
                                      "\"; legal: halves, neighbours");
         if (file.number("layers", std::numeric_limits<std::uint32_t>::max()) != layers)
-            throw std::runtime_error("it was made for a model of " + file.meta("layers") +
-                                     " layers; this one has " + std::to_string(layers));
+            throw std::runtime_error(concat("it was made for a model of ", file.meta("layers"),
+                                            " layers; this one has ", layers));
         const bool same = (pairs == "halves") == (rope.pairs == Rope::Pairs::halves);
         FisherWeights out;
         for (std::uint32_t i = 0; i < layers; ++i) {
-            const std::string layer = "layers." + std::to_string(i);
+            const std::string layer = concat("layers.", i);
             const std::vector<float> key = weights(file, layer + ".key", shape);
             out.key.push_back(same ? key : repaired(key, shape, rope));
             out.value.push_back(weights(file, layer + ".value", shape));

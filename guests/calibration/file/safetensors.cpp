@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lowkv/error.h"
+#include "messages.h"
 #include "nlohmann/json.hpp"
 #include "platform/system.h"
 #include "round.h"
@@ -54,26 +55,23 @@ std::string read_bytes(const std::string& name) {
         fail(exists(path) ? "it is no regular file" : "there is no such file");
     const std::uintmax_t size = std::filesystem::file_size(path);
     if (size > max_file)
-        fail("it has " + std::to_string(size) + " bytes; a calibration has at most " +
-             std::to_string(max_file));
+        fail(concat("it has ", size, " bytes; a calibration has at most ", max_file));
     errno = 0;
     std::ifstream file(path, std::ios::binary);
     std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (!file) fail(std::string("it can't be read: ") + std::strerror(errno));
+    if (!file) fail(concat("it can't be read: ", std::strerror(errno)));
     return bytes;
 }
 
 std::size_t header_length(std::string_view bytes) {
     if (bytes.size() < length_bytes)
-        fail("it ends after " + std::to_string(bytes.size()) +
-             " bytes, within the length of its header");
+        fail(concat("it ends after ", bytes.size(), " bytes, within the length of its header"));
     std::uint64_t length = 0;
     for (std::size_t i = length_bytes; i-- > 0;)
         length = length << 8 | static_cast<unsigned char>(bytes[i]);
     if (length > std::min(max_header, bytes.size() - length_bytes))
-        fail("its header would have " + std::to_string(length) + " bytes, and " +
-             std::to_string(bytes.size() - length_bytes) +
-             " follow: it is cut short, or no safetensors file");
+        fail(concat("its header would have ", length, " bytes, and ", bytes.size() - length_bytes,
+                    " follow: it is cut short, or no safetensors file"));
     return length;
 }
 
@@ -88,8 +86,8 @@ std::vector<std::uint64_t> numbers(const std::string& name, const Json& entry, c
     const Json list = entry.value(key, Json());
     if (!list.is_array() || list.size() != count ||
         !std::ranges::all_of(list, &Json::is_number_unsigned))
-        fail("tensor " + name + " has no " + key + " of " + std::to_string(count) +
-             (count == 1 ? " whole number" : " whole numbers"));
+        fail(concat("tensor ", name, " has no ", key, " of ", count,
+                    count == 1 ? " whole number" : " whole numbers"));
     return list.get<std::vector<std::uint64_t>>();
 }
 
@@ -99,16 +97,15 @@ Tensor tensor_at(Place& place, const Json& entry, std::string_view data) {
     const Json dtype = entry.value("dtype", Json());
     place.begin = at[0], place.end = at[1];
     if (place.begin > place.end || place.end > data.size())
-        fail("tensor " + place.name + " lies at " + std::to_string(place.begin) + " to " +
-             std::to_string(place.end) + "; the file has " + std::to_string(data.size()) +
-             " bytes of data");
+        fail(concat("tensor ", place.name, " lies at ", place.begin, " to ", place.end,
+                    "; the file has ", data.size(), " bytes of data"));
     const std::size_t bytes = place.end - place.begin;
     const std::uint64_t size = dtype.is_string() ? element_bytes(dtype.get<std::string>()) : 0;
     if (size == 0)
         fail("tensor " + place.name + " has dtype " + dtype.dump() + "; legal: F32, U16");
     if (bytes % size != 0 || bytes / size != elements)
-        fail("tensor " + place.name + " has " + std::to_string(bytes) + " bytes; legal: those of " +
-             std::to_string(elements) + " elements of dtype " + dtype.dump());
+        fail(concat("tensor ", place.name, " has ", bytes, " bytes; legal: those of ", elements,
+                    " elements of dtype ", dtype.dump()));
     const auto of_it = std::as_bytes(std::span(data.substr(place.begin, bytes)));
     return {.dtype = dtype, .data = {of_it.begin(), of_it.end()}};
 }
@@ -119,13 +116,12 @@ void check_places(std::vector<Place> places, std::size_t data_bytes) {
     std::uint64_t at = 0;
     for (const Place& place : places) {
         if (place.begin != at)
-            fail("tensor " + place.name + " begins at byte " + std::to_string(place.begin) +
-                 " of the data, where those before it end at " + std::to_string(at));
+            fail(concat("tensor ", place.name, " begins at byte ", place.begin,
+                        " of the data, where those before it end at ", at));
         at = place.end;
     }
     if (at != data_bytes)
-        fail("its tensors end at byte " + std::to_string(at) + " of the data, the data at " +
-             std::to_string(data_bytes));
+        fail(concat("its tensors end at byte ", at, " of the data, the data at ", data_bytes));
 }
 
 TensorFile parse(std::string_view bytes) {
@@ -184,10 +180,9 @@ const Tensor& TensorFile::find(const std::string& name, std::string_view dtype,
     if (found == tensors.end()) fail("tensor " + name + " is missing");
     const Tensor& tensor = found->second;
     if (tensor.dtype != dtype)
-        fail("tensor " + name + " has dtype " + tensor.dtype + "; legal: " + std::string(dtype));
+        fail(concat("tensor ", name, " has dtype ", tensor.dtype, "; legal: ", dtype));
     if (tensor.elements() != size)
-        fail("tensor " + name + " has " + std::to_string(tensor.elements()) +
-             " elements; legal: " + std::to_string(size));
+        fail(concat("tensor ", name, " has ", tensor.elements(), " elements; legal: ", size));
     return tensor;
 }
 
@@ -211,8 +206,7 @@ std::uint64_t TensorFile::number(const std::string& key, std::uint64_t most) con
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > most)
-        fail("its metadata " + key + " is \"" + text + "\"; legal: a number from 1 to " +
-             std::to_string(most));
+        fail(concat("its metadata ", key, " is \"", text, "\"; legal: a number from 1 to ", most));
     return value;
 }
 

@@ -10,21 +10,24 @@
 #include "codec/uniform.h"
 #include "isa/table.h"
 #include "lowkv/codebook.h"
+#include "lowkv/rotation.h"
 #include "quantizers/grouped/grouped.h"
 #include "quantizers/metadata.h"
 #include "quantizers/packing.h"
-#include "quantizers/token_view.h"
 
 namespace lowkv::codec {
 namespace {
 
 using kernels::unit_steps;
 
-class TokenPart final : public RotatedPart {
+class TokenPart final : public CodesPart {
   public:
     TokenPart(const Codec& its_codec, const PartShape& its_shape, const PartInputs& inputs)
-        : RotatedPart(its_codec, its_shape, inputs) {
+        : CodesPart(its_codec, its_shape),
+          table_(*inputs.table),
+          rotation_(inputs.rotations->of(its_codec.rotation)) {
         set_on_devices();
+        by_token = 1;
         has_mean = codec.centred;
         has_zeros = codec.levels == Levels::uniform;
         if (codec.levels == Levels::normal) {
@@ -41,6 +44,28 @@ class TokenPart final : public RotatedPart {
         lay_out(*inputs.table);
     }
 
+    const Rotation* rotation() const noexcept override { return rotation_.get(); }
+
+    // A token's channels as they are. Infinities end at +-65504; a NaN is stored as 0.
+    void load_as_it_is(const std::uint16_t* from, std::uint32_t token, float* x) const noexcept {
+        if (keys == 0) return table_.from_f16(from + token * head.row_stride, x, head_dim);
+        for (std::uint32_t c = 0; c < head_dim; ++c) {
+            const float value = f16_to_f32(from[c * head.row_stride + token]);
+            x[c] = value == value ? std::clamp(value, -f16_max, f16_max) : 0.0f;
+        }
+    }
+    // The same, rotated.
+    void load(const std::uint16_t* from, std::uint32_t token, float* x) const noexcept {
+        load_as_it_is(from, token, x);
+        if (rotation_ != nullptr) rotation_->apply(x);
+    }
+    // The inverse; x is overwritten.
+    void store(float* x, std::uint32_t token, std::uint16_t* to) const noexcept {
+        if (rotation_ != nullptr) rotation_->apply_inverse(x);
+        const std::size_t stride = keys != 0 ? head.row_stride : 1;
+        to += keys != 0 ? token : token * head.row_stride;
+        for (std::uint32_t c = 0; c < head_dim; ++c) to[c * stride] = f32_to_f16(x[c]);
+    }
     // What a code, of a trellis a window, stands for, in units of a group's scale.
     float level_value(std::uint8_t code) const noexcept { return level_values_[code]; }
     const kernels::Table& table() const noexcept { return table_; }
@@ -50,31 +75,36 @@ class TokenPart final : public RotatedPart {
                      std::uint16_t* exact) const noexcept override;
 
   private:
+    const kernels::Table& table_;
+    std::shared_ptr<const Rotation> rotation_;
     std::array<float, LOWKV_WINDOWS> level_values_{};
 };
 
-// The mean of a block's tokens, rotated as they are and rounded to f16.
-void write_mean(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
-                std::byte* section) noexcept {
-    float sum[max_lanes] = {}, x[max_lanes];
-    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        layout.load_as_it_is(view, rows, t, x);
-        for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] += x[c];
-    }
-    const float share = 1.0f / static_cast<float>(view.tokens());
-    for (std::uint32_t c = 0; c < view.channels(); ++c) sum[c] *= share;
-    if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
+void store_mean(const float* mean, const TokenPart& layout, std::byte* section) noexcept {
     std::uint16_t halves[max_lanes];
-    for (std::uint32_t c = 0; c < view.channels(); ++c) halves[c] = f32_to_f16(sum[c]);
-    std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
+    std::transform(mean, mean + layout.head_dim, halves, f32_to_f16);
+    std::memcpy(section + layout.mean_at, halves, layout.head_dim * sizeof *halves);
+}
+
+// The mean of a block's tokens, rotated as they are and rounded to f16.
+void write_mean(const std::uint16_t* rows, const TokenPart& layout, std::byte* section) noexcept {
+    float sum[max_lanes] = {}, x[max_lanes];
+    for (std::uint32_t t = 0; t < layout.tokens; ++t) {
+        layout.load_as_it_is(rows, t, x);
+        for (std::uint32_t c = 0; c < layout.head_dim; ++c) sum[c] += x[c];
+    }
+    const float share = 1.0f / static_cast<float>(layout.tokens);
+    for (std::uint32_t c = 0; c < layout.head_dim; ++c) sum[c] *= share;
+    if (layout.rotation() != nullptr) layout.rotation()->apply(sum);
+    store_mean(sum, layout, section);
 }
 
 // Calls f(first channel, count, group) for a token's groups.
 template <class F>
-void for_groups(const TokenPart& layout, std::uint32_t channels, std::uint32_t token, F f) {
+void for_groups(const TokenPart& layout, std::uint32_t token, F f) {
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::uint32_t first = r * layout.group;
-        f(first, std::min(layout.group, channels - first),
+        f(first, std::min(layout.group, layout.head_dim - first),
           std::size_t{r} * layout.row_entries + token);
     }
 }
@@ -90,40 +120,35 @@ float decoded(std::uint8_t code, const TokenPart& layout, const Groups& groups,
 // Takes the mean of what the codes lose from the stored one, so that the decoded block has the
 // tokens' mean. That errs less, and what was decoded is encoded alike: its mean is the one that the
 // codes were made with.
-void correct_mean(const TokenCodes& codes, const TokenView& view, const TokenPart& layout,
-                  const float* mean, std::byte* section) noexcept {
+void correct_mean(const TokenCodes& codes, const TokenPart& layout, const float* mean,
+                  std::byte* section) noexcept {
     Groups stored;
     read_metadata(layout, section, stored);
     float sum[max_lanes] = {};
-    for (std::uint32_t t = 0; t < view.tokens(); ++t)
-        for_groups(layout, view.channels(), t,
-                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       for (std::uint32_t c = first; c < first + count; ++c)
-                           sum[c] += decoded(codes.token[t][c], layout, stored, g);
-                   });
-    const float share = 1.0f / static_cast<float>(view.tokens());
-    std::uint16_t halves[max_lanes];
-    for (std::uint32_t c = 0; c < view.channels(); ++c)
-        halves[c] = f32_to_f16(mean[c] - sum[c] * share);
-    std::memcpy(section + layout.mean_at, halves, view.channels() * sizeof *halves);
+    for (std::uint32_t t = 0; t < layout.tokens; ++t)
+        for_groups(layout, t, [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+            for (std::uint32_t c = first; c < first + count; ++c)
+                sum[c] += decoded(codes.token[t][c], layout, stored, g);
+        });
+    const float share = 1.0f / static_cast<float>(layout.tokens);
+    for (std::uint32_t c = 0; c < layout.head_dim; ++c) sum[c] = mean[c] - sum[c] * share;
+    store_mean(sum, layout, section);
 }
 
 // What a head's tokens are less: their mean, or zeros.
-void read_mean(const TokenPart& layout, const std::byte* section, std::uint32_t channels,
-               float* mean) noexcept {
+void read_mean(const TokenPart& layout, const std::byte* section, float* mean) noexcept {
     std::uint16_t halves[max_lanes] = {};
-    if (layout.codec.centred) {
-        std::memcpy(halves, section + layout.mean_at, channels * sizeof *halves);
-    }
-    for (std::uint32_t c = 0; c < channels; ++c) mean[c] = f16_to_f32(halves[c]);
+    if (layout.codec.centred)
+        std::memcpy(halves, section + layout.mean_at, layout.head_dim * sizeof *halves);
+    std::transform(halves, halves + layout.head_dim, mean, f16_to_f32);
 }
 
 // A token's y = x R - mean.
-void transform(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
-               const float* mean, std::uint32_t token, float* y) noexcept {
-    layout.load_token(view, rows, token, y);
+void transform(const std::uint16_t* rows, const TokenPart& layout, const float* mean,
+               std::uint32_t token, float* y) noexcept {
+    layout.load(rows, token, y);
     if (!layout.codec.centred) return;
-    for (std::uint32_t c = 0; c < view.channels(); ++c) y[c] -= mean[c];
+    for (std::uint32_t c = 0; c < layout.head_dim; ++c) y[c] -= mean[c];
 }
 
 // Of `count` numbers of N tokens, rows of max_lanes. A token's sum goes by channel, and each
@@ -191,14 +216,13 @@ void quantize_normal(const float* y, float squares, std::uint32_t count, const T
 }
 
 // Of all tokens: the windows of their codes, and their scales.
-void quantize_trellis(const std::uint16_t* rows, const TokenView& view, const TokenPart& layout,
-                      const float* mean, Groups& groups, TokenCodes& codes) noexcept {
-    const std::uint32_t channels = view.channels();
+void quantize_trellis(const std::uint16_t* rows, const TokenPart& layout, const float* mean,
+                      Groups& groups, TokenCodes& codes) noexcept {
+    const std::uint32_t channels = layout.head_dim;
     constexpr std::uint32_t tokens = LOWKV_UNIT_LANES, side_by_side = 8;
     float y[tokens][max_lanes], factor[tokens];
-    for (std::uint32_t first = 0; first < view.tokens(); first += tokens) {
-        for (std::uint32_t t = 0; t < tokens; ++t)
-            transform(rows, view, layout, mean, first + t, y[t]);
+    for (std::uint32_t first = 0; first < layout.tokens; first += tokens) {
+        for (std::uint32_t t = 0; t < tokens; ++t) transform(rows, layout, mean, first + t, y[t]);
         for (std::uint32_t at = 0; at < tokens; at += side_by_side) {
             const auto squares = squares_of<side_by_side>(y[at], channels);
             for (std::uint32_t t = 0; t < side_by_side; ++t) {
@@ -241,74 +265,65 @@ void unpack(const std::byte* section, const TokenPart& layout, TokenCodes& codes
 
 void TokenPart::encode_head(const std::uint16_t* exact, std::uint32_t h, std::byte* packed,
                             const EncodeHints&) const noexcept {
-    const TokenPart& layout = *this;
     const std::uint16_t* from = head_rows(exact, h);
     std::byte* section = packed + section_offset(h);
-    const TokenView view(shape().part, head);
-    const bool normal = layout.codec.levels == Levels::normal;
-    const bool trellis = layout.codec.levels == Levels::trellis;
+    const bool normal = codec.levels == Levels::normal;
+    const bool trellis = codec.levels == Levels::trellis;
     std::memset(section, 0, head_bytes());
     float mean[max_lanes], y[max_lanes];
-    if (layout.codec.centred) write_mean(from, view, layout, section);
-    read_mean(layout, section, view.channels(), mean);
+    if (codec.centred) write_mean(from, *this, section);
+    read_mean(*this, section, mean);
 
     Groups groups;
     TokenCodes codes;
-    if (trellis) quantize_trellis(from, view, layout, mean, groups, codes);
-    for (std::uint32_t t = 0; !trellis && t < view.tokens(); ++t) {
-        transform(from, view, layout, mean, t, y);
-        for_groups(layout, view.channels(), t,
-                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       if (normal) {
-                           std::uint8_t* to = codes.token[t] + first;
-                           const float squares = squares_of<1>(y + first, count)[0];
-                           quantize_normal(y + first, squares, count, layout, to);
-                           const auto sums = level_sums<1>(y + first, count, layout, to);
-                           groups.scale[g] =
-                               fitted_scale(squares, sums.squares[0], sums.products[0], codec.fit);
-                       } else {
-                           const Grid full = full_grid(y + first, count, top);
-                           const Grid grid =
-                               search != 0 ? searched_grid(y + first, count, full, top) : full;
-                           groups.scale[g] = grid.scale;
-                           groups.zero[g] = grid.zero;
-                       }
-                   });
+    if (trellis) quantize_trellis(from, *this, mean, groups, codes);
+    for (std::uint32_t t = 0; !trellis && t < tokens; ++t) {
+        transform(from, *this, mean, t, y);
+        for_groups(*this, t, [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+            if (normal) {
+                std::uint8_t* to = codes.token[t] + first;
+                const float squares = squares_of<1>(y + first, count)[0];
+                quantize_normal(y + first, squares, count, *this, to);
+                const auto sums = level_sums<1>(y + first, count, *this, to);
+                groups.scale[g] =
+                    fitted_scale(squares, sums.squares[0], sums.products[0], codec.fit);
+            } else {
+                const Grid full = full_grid(y + first, count, top);
+                const Grid grid = search != 0 ? searched_grid(y + first, count, full, top) : full;
+                groups.scale[g] = grid.scale;
+                groups.zero[g] = grid.zero;
+            }
+        });
     }
-    write_metadata(layout, section, groups);
+    write_metadata(*this, section, groups);
     // Uniform codes need the metadata as it is stored. The tokens are transformed once more: their
     // floats would not fit on a thread's stack.
-    for (std::uint32_t t = 0; layout.has_zeros && t < view.tokens(); ++t) {
-        transform(from, view, layout, mean, t, y);
-        for_groups(layout, view.channels(), t,
-                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, top,
-                                        codes.token[t] + first);
-                   });
+    for (std::uint32_t t = 0; has_zeros != 0 && t < tokens; ++t) {
+        transform(from, *this, mean, t, y);
+        for_groups(*this, t, [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+            quantize_uniform(y + first, count, {groups.scale[g], groups.zero[g]}, top,
+                             codes.token[t] + first);
+        });
     }
-    if (layout.codec.centred) correct_mean(codes, view, layout, mean, section);
-    pack_tokens(codes, shape().part, layout.codec.width, head,
-                reinterpret_cast<std::uint8_t*>(section + layout.codes_at));
+    if (codec.centred) correct_mean(codes, *this, mean, section);
+    pack_tokens(codes, *this, section);
 }
 
 void TokenPart::decode_head(const std::byte* packed, std::uint32_t h,
                             std::uint16_t* exact) const noexcept {
     const std::byte* section = packed + section_offset(h);
-    const TokenView view(shape().part, head);
     float mean[max_lanes], x[max_lanes];
-    read_mean(*this, section, view.channels(), mean);
+    read_mean(*this, section, mean);
     Groups groups;
     read_metadata(*this, section, groups);
     TokenCodes codes;
     unpack(section, *this, codes);
-    for (std::uint32_t t = 0; t < view.tokens(); ++t) {
-        for_groups(*this, view.channels(), t,
-                   [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
-                       for (std::uint32_t c = first; c < first + count; ++c) {
-                           x[c] = decoded(codes.token[t][c], *this, groups, g) + mean[c];
-                       }
-                   });
-        store_token(view, x, t, head_rows(exact, h));
+    for (std::uint32_t t = 0; t < tokens; ++t) {
+        for_groups(*this, t, [&](std::uint32_t first, std::uint32_t count, std::size_t g) {
+            for (std::uint32_t c = first; c < first + count; ++c)
+                x[c] = decoded(codes.token[t][c], *this, groups, g) + mean[c];
+        });
+        store(x, t, head_rows(exact, h));
     }
 }
 

@@ -66,8 +66,9 @@ Range range_of(const std::uint16_t* halves, std::uint32_t count) noexcept {
     return {low[0], high[0]};
 }
 
-void ranges_along_lanes(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
-                        float levels, Groups& groups) noexcept {
+void ranges_along_lanes(const std::uint16_t* rows, const CodesPart& layout,
+                        Groups& groups) noexcept {
+    const HeadShape& head = layout.head;
     for (std::uint32_t step = 0; step < head.steps; ++step) {
         const std::uint16_t* row = rows + step * head.row_stride;
         for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
@@ -75,13 +76,14 @@ void ranges_along_lanes(const std::uint16_t* rows, const HeadShape& head, const 
             const std::uint32_t count = std::min(layout.group, head.lanes - first);
             const Range range = range_of(row + first, count);
             set_range(groups, std::size_t{r} * layout.row_entries + step, range.low, range.high,
-                      levels);
+                      layout.top);
         }
     }
 }
 
-void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
-                        float levels, Groups& groups) noexcept {
+void ranges_along_steps(const std::uint16_t* rows, const CodesPart& layout,
+                        Groups& groups) noexcept {
+    const HeadShape& head = layout.head;
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::uint32_t first = r * layout.group;
         const std::uint32_t last = std::min(first + layout.group, head.steps);
@@ -99,14 +101,14 @@ void ranges_along_steps(const std::uint16_t* rows, const HeadShape& head, const 
         }
         for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
             set_range(groups, std::size_t{r} * layout.row_entries + lane, low[lane], high[lane],
-                      levels);
+                      layout.top);
         }
     }
 }
 
 // Shortens each group's range to the share with the least squared error.
-void search_ranges(const std::uint16_t* rows, const HeadShape& head, const CodesPart& layout,
-                   float levels, Groups& groups) noexcept {
+void search_ranges(const std::uint16_t* rows, const CodesPart& layout, Groups& groups) noexcept {
+    const HeadShape& head = layout.head;
     const bool by_lanes = head.groups_along_lanes;
     const std::uint32_t grouped = by_lanes ? head.lanes : head.steps;
     const std::size_t stride = by_lanes ? 1 : head.row_stride;
@@ -119,63 +121,31 @@ void search_ranges(const std::uint16_t* rows, const HeadShape& head, const Codes
             float x[max_lanes];
             for (std::uint32_t i = 0; i < count; ++i) x[i] = f16_to_f32(from[i * stride]);
             const std::size_t g = std::size_t{r} * layout.row_entries + e;
-            const Grid grid = searched_grid(x, count, {groups.scale[g], groups.zero[g]}, levels);
+            const Grid grid =
+                searched_grid(x, count, {groups.scale[g], groups.zero[g]}, layout.top);
             groups.scale[g] = grid.scale;
             groups.zero[g] = grid.zero;
         }
     }
 }
 
-void quantize_along_lanes(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
-                          const CodesPart& layout, float levels, const Groups& groups,
-                          std::uint8_t* __restrict codes) noexcept {
+// Calls f(lane, scale, zero) for a step's lanes.
+template <class F>
+void each_lane(std::uint32_t step, const CodesPart& layout, const Groups& groups, F f) noexcept {
+    const HeadShape& head = layout.head;
+    if (!head.groups_along_lanes) {
+        const std::size_t first = std::size_t{step / layout.group} * layout.row_entries;
+        const float* scales = groups.scale + first;
+        const float* zeros = groups.zero + first;
+        for (std::uint32_t lane = 0; lane < head.lanes; ++lane) f(lane, scales[lane], zeros[lane]);
+        return;
+    }
     for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
         const std::size_t group = std::size_t{r} * layout.row_entries + step;
-        const float zero = groups.zero[group];
-        const float scale = lowkv_divisor(groups.scale[group]);
+        const float scale = groups.scale[group], zero = groups.zero[group];
         const std::uint32_t first = r * layout.group;
         const std::uint32_t last = std::min(first + layout.group, head.lanes);
-        for (std::uint32_t lane = first; lane < last; ++lane) {
-            codes[lane] = lowkv_uniform_code(f16_to_f32(row[lane]), zero, scale, levels);
-        }
-    }
-}
-
-void quantize_along_steps(const std::uint16_t* row, std::uint32_t step, const HeadShape& head,
-                          const CodesPart& layout, float levels, const Groups& groups,
-                          std::uint8_t* __restrict codes) noexcept {
-    const std::size_t first = std::size_t{step / layout.group} * layout.row_entries;
-    const float* zeros = groups.zero + first;
-    const float* scales = groups.scale + first;
-    for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        codes[lane] = lowkv_uniform_code(f16_to_f32(row[lane]), zeros[lane],
-                                         lowkv_divisor(scales[lane]), levels);
-    }
-}
-
-void dequantize_along_lanes(const std::uint8_t* codes, std::uint32_t step, const HeadShape& head,
-                            const CodesPart& layout, const Groups& groups,
-                            std::uint16_t* __restrict row) noexcept {
-    for (std::uint32_t r = 0; r < layout.group_rows; ++r) {
-        const std::size_t group = std::size_t{r} * layout.row_entries + step;
-        const float scale = groups.scale[group];
-        const float zero = groups.zero[group];
-        const std::uint32_t first = r * layout.group;
-        const std::uint32_t last = std::min(first + layout.group, head.lanes);
-        for (std::uint32_t lane = first; lane < last; ++lane) {
-            row[lane] = f32_to_f16(static_cast<float>(codes[lane]) * scale + zero);
-        }
-    }
-}
-
-void dequantize_along_steps(const std::uint8_t* codes, std::uint32_t step, const HeadShape& head,
-                            const CodesPart& layout, const Groups& groups,
-                            std::uint16_t* __restrict row) noexcept {
-    const std::size_t first = std::size_t{step / layout.group} * layout.row_entries;
-    const float* scales = groups.scale + first;
-    const float* zeros = groups.zero + first;
-    for (std::uint32_t lane = 0; lane < head.lanes; ++lane) {
-        row[lane] = f32_to_f16(static_cast<float>(codes[lane]) * scales[lane] + zeros[lane]);
+        for (std::uint32_t lane = first; lane < last; ++lane) f(lane, scale, zero);
     }
 }
 
@@ -194,18 +164,22 @@ class UniformPart final : public CodesPart {
         std::memset(section, 0, head_bytes());
         Groups groups;
         const auto ranges = head.groups_along_lanes ? ranges_along_lanes : ranges_along_steps;
-        ranges(from, head, *this, top, groups);
-        if (codec.clip == Clip::search) search_ranges(from, head, *this, top, groups);
+        ranges(from, *this, groups);
+        if (codec.clip == Clip::search) search_ranges(from, *this, groups);
         write_metadata(*this, section, groups);
 
-        const auto quantize = head.groups_along_lanes ? quantize_along_lanes : quantize_along_steps;
         auto* codes = reinterpret_cast<std::uint8_t*>(section + codes_at);
         CodeTile tile;
         for (std::uint32_t block = 0; block < head.steps / unit_steps; ++block) {
             for (std::uint32_t s = 0; s < unit_steps; ++s) {
                 const std::uint32_t step = block * unit_steps + s;
-                quantize(from + step * head.row_stride, step, head, *this, top, groups,
-                         tile.row[s]);
+                const std::uint16_t* row = from + step * head.row_stride;
+                each_lane(step, *this, groups,
+                          [row, to = tile.row[s], most = top](std::uint32_t lane, float scale,
+                                                              float zero) {
+                              to[lane] = lowkv_uniform_code(f16_to_f32(row[lane]), zero,
+                                                            lowkv_divisor(scale), most);
+                          });
             }
             pack_tile(tile, codec.width, head, block, codes);
         }
@@ -216,16 +190,18 @@ class UniformPart final : public CodesPart {
         const std::byte* section = packed + section_offset(h);
         Groups groups;
         read_metadata(*this, section, groups);
-        const auto dequantize =
-            head.groups_along_lanes ? dequantize_along_lanes : dequantize_along_steps;
         const auto* codes = reinterpret_cast<const std::uint8_t*>(section + codes_at);
         CodeTile tile;
         for (std::uint32_t step = 0; step < head.steps; ++step) {
             if (step % unit_steps == 0) {
                 unpack_tile(codes, codec.width, head, step / unit_steps, tile);
             }
-            dequantize(tile.row[step % unit_steps], step, head, *this, groups,
-                       head_rows(exact, h) + step * head.row_stride);
+            std::uint16_t* row = head_rows(exact, h) + step * head.row_stride;
+            each_lane(step, *this, groups,
+                      [row, from = tile.row[step % unit_steps]](std::uint32_t lane, float scale,
+                                                                float zero) {
+                          row[lane] = f32_to_f16(static_cast<float>(from[lane]) * scale + zero);
+                      });
         }
     }
 };
