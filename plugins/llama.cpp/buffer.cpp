@@ -25,7 +25,7 @@ namespace {
 // the CPU all the same: those of a language model only come here by -ot.
 void refuse_weight(const ggml_tensor& tensor) {
     const std::string_view name = tensor.name;
-    if (operation(tensor) != Operation::none) return;
+    if (operation(tensor) != op_name::none) return;
     for (const std::string_view first :
          {"blk.", "token_embd", "output", "enc.", "dec.", "per_layer"})
         if (name.starts_with(first))

@@ -108,7 +108,7 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
             throw;
         }
         // Attention takes the cache's views permuted; states are read from the tensors.
-        if (operation(*tensor) == Operation::permute && t->part == Part::keys)
+        if (operation(*tensor) == op_name::permute && t->part == Part::keys)
             t->buffer->copied_by_graph(*t, view_offset(tensor) + offset, size);
     });
 }
