@@ -241,7 +241,7 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
 
     StepView& view = stream_views_[index].step;
     const MaskRows mask = op.mask_rows(index);
-    keys.buffer->require_sane(stream, mask.data, mask.stride, io.tokens, mask.visible);
+    keys.buffer->require_sane(stream, mask, io.tokens);
     view.see(keys.buffer->tracker(stream), layer.stream(stream).version, mask, io.tokens, this,
              *executor_);
     if (view.rows() == 0) {  // a draft model's first look into its target's cache
