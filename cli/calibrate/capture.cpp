@@ -21,25 +21,12 @@ namespace {
 
 using calibration::LayerSamples;
 using ggml::operation;
-using ggml::Operation;
+namespace op_name = ggml::op_name;
 
 // A tensor's bytes at [i0, i1, i2, 0].
 const char* at(const ggml_tensor& tensor, std::int64_t i1, std::int64_t i2 = 0) {
     return static_cast<const char*>(tensor.data) + static_cast<std::size_t>(i1) * tensor.nb[1] +
            static_cast<std::size_t>(i2) * tensor.nb[2];
-}
-
-// ALiBi's slope of each head, as ggml's attention computes it.
-std::vector<float> slopes(float max_bias, std::uint32_t heads) {
-    if (max_bias <= 0) return {};
-    const auto whole = static_cast<float>(1u << static_cast<unsigned>(std::log2(heads)));
-    const float m0 = std::exp2(-max_bias / whole), m1 = std::exp2(-max_bias / 2 / whole);
-    std::vector<float> out;
-    for (std::uint32_t h = 0; h < heads; ++h) {
-        const auto head = static_cast<float>(h);
-        out.push_back(head < whole ? std::pow(m0, head + 1) : std::pow(m1, 2 * (head - whole) + 1));
-    }
-    return out;
 }
 
 // Receives the nodes as they have been computed. Exceptions wait until the decode has returned.
@@ -99,8 +86,8 @@ class Recorder {
     }
 
     static bool wanted(const ggml_tensor& node) {
-        return operation(node) == Operation::flash_attn_ext ||
-               (operation(node) == Operation::set_rows && cache_of(node).has_value());
+        return operation(node) == op_name::flash_attn_ext ||
+               (operation(node) == op_name::set_rows && cache_of(node).has_value());
     }
 
     LayerSamples& layer(const ggml::CacheName& name) {
@@ -112,7 +99,7 @@ class Recorder {
     }
 
     void take(const ggml_tensor& node) {
-        if (operation(node) == Operation::set_rows)
+        if (operation(node) == op_name::set_rows)
             take_rows(node, *cache_of(node));
         else
             take_queries(ggml::AttentionOp(node));
@@ -173,7 +160,7 @@ class Recorder {
         into.context = static_cast<std::uint32_t>(context_);
         into.scale = attention.scale;
         into.softcap = attention.softcap;
-        into.slopes = slopes(attention.max_bias, into.q_heads);
+        into.slopes = attention.slopes();
         if (attention.sinks != nullptr) {
             const auto* sinks = static_cast<const float*>(attention.sinks->data);
             into.sinks.assign(sinks, sinks + into.q_heads);

@@ -1,5 +1,6 @@
 #include "attention_op.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "host.h"
@@ -39,7 +40,7 @@ std::string AttentionOp::unsupported_heads() const {
 
 std::string AttentionOp::unsupported_mask() const {
     const ggml_tensor* source = behind_views(mask);
-    if (source == nullptr || operation(*source) == Operation::none) return {};
+    if (source == nullptr || operation(*source) == op_name::none) return {};
     return std::string("its attention mask is computed in the graph by ") + ggml_op_desc(source) +
            " (sparse attention)";
 }
@@ -48,11 +49,11 @@ std::string AttentionOp::unsupported_mask() const {
 bool AttentionOp::mask_is_input() const {
     const ggml_tensor* source = behind_views(mask);
     return source == nullptr ||
-           (operation(*source) == Operation::none && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
+           (operation(*source) == op_name::none && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
 }
 
 bool AttentionOp::mask_is_there() const {
-    return mask == nullptr || operation(*root(mask)) == Operation::none;
+    return mask == nullptr || operation(*root(mask)) == op_name::none;
 }
 
 bool AttentionOp::served_layout() const {
@@ -86,6 +87,19 @@ MaskRows AttentionOp::mask_rows(std::int64_t stream) const {
                                                        (stream % mask->ne[3]) * mask->nb[3]);
     rows.stride = mask->nb[1] / sizeof(ggml_fp16_t);
     return rows;
+}
+
+std::vector<float> AttentionOp::slopes() const {
+    if (max_bias <= 0.0f) return {};
+    const auto heads = static_cast<std::uint32_t>(q->ne[2]);
+    const std::uint32_t power = 1u << static_cast<std::uint32_t>(std::floor(std::log2(heads)));
+    const float m0 = std::pow(2.0f, -max_bias / static_cast<float>(power));
+    const float m1 = std::pow(2.0f, -(max_bias / 2.0f) / static_cast<float>(power));
+    std::vector<float> slopes(heads);
+    for (std::uint32_t h = 0; h < heads; ++h)
+        slopes[h] = h < power ? std::pow(m0, static_cast<float>(h + 1))
+                              : std::pow(m1, static_cast<float>(2 * (h - power) + 1));
+    return slopes;
 }
 
 QueryRows AttentionOp::queries(std::int64_t stream) const {

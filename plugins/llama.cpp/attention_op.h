@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "buffer.h"
 #include "step_view.h"
@@ -28,6 +29,8 @@ struct AttentionOp {
     bool served_layout() const;
     // The mask of one of the operation's streams.
     MaskRows mask_rows(std::int64_t stream) const;
+    // ALiBi's slope of each head, as ggml's attention computes it; empty without ALiBi.
+    std::vector<float> slopes() const;
     // Its queries.
     QueryRows queries(std::int64_t stream) const;
     // Why the mask may not be the causal one that cells are ranked by; empty if it is an input of

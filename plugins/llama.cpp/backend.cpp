@@ -1,7 +1,6 @@
 #include "backend.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -47,17 +46,6 @@ bool stores_positions(const Scheme& scheme) {
     return scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
 }
 
-// ggml's ALiBi slopes (ggml_compute_forward_flash_attn_ext).
-void alibi_slopes(float max_bias, std::uint32_t heads, std::vector<float>& slopes) {
-    const std::uint32_t power = 1u << static_cast<std::uint32_t>(std::floor(std::log2(heads)));
-    const float m0 = std::pow(2.0f, -max_bias / static_cast<float>(power));
-    const float m1 = std::pow(2.0f, -(max_bias / 2.0f) / static_cast<float>(power));
-    slopes.resize(heads);
-    for (std::uint32_t h = 0; h < heads; ++h)
-        slopes[h] = h < power ? std::pow(m0, static_cast<float>(h + 1))
-                              : std::pow(m1, static_cast<float>(2 * (h - power) + 1));
-}
-
 }  // namespace
 
 void Backend::set_threads(int threads) {
@@ -97,7 +85,7 @@ ggml_status Backend::compute(ggml_cgraph* graph) {
 
 ggml_status Backend::compute_node(ggml_tensor& node) {
     const CacheTensor* target = cache_tensor(&node);
-    if (operation(node) != Operation::rope || target == nullptr) return compute_operation(node);
+    if (operation(node) != op_name::rope || target == nullptr) return compute_operation(node);
     // A context shift. llama.cpp goes on when it fails, with keys that were turned in some layers
     // or in none: they must not be seen.
     const auto* shifts =
@@ -123,8 +111,8 @@ ggml_status Backend::compute_operation(ggml_tensor& node) {
     if (!any) return cpu_.compute(&node);
     if (packed == nullptr) return compute_on_plain(node);
     if (!served(node)) refuse(node, *packed->layer);
-    if (operation(node) == Operation::rope) return shift_keys(node, *packed);
-    if (operation(node) == Operation::set_rows)
+    if (operation(node) == op_name::rope) return shift_keys(node, *packed);
+    if (operation(node) == op_name::set_rows)
         set_rows(node, *packed);
     else
         attention(node);
@@ -184,7 +172,7 @@ std::optional<MaskRows> Backend::mask_ahead(const LayerCache& layer, std::uint32
                                             std::size_t tokens) const {
     for (int i = node_ + 1; i < ggml_graph_n_nodes(graph_); ++i) {
         const ggml_tensor& node = *ggml_graph_node(graph_, i);
-        if (operation(node) != Operation::flash_attn_ext) continue;
+        if (operation(node) != op_name::flash_attn_ext) continue;
         const AttentionOp op(node);
         const CacheTensor* keys = cache_tensor(op.k);
         if (keys == nullptr || keys->layer != &layer) continue;
@@ -210,14 +198,11 @@ void Backend::read_positions(const ggml_tensor& keys, std::vector<std::int32_t>&
 void Backend::attention(const ggml_tensor& node) {
     const AttentionOp op(node);
     CacheTensor& keys = *cache_tensor(op.k);
-    const auto heads = static_cast<std::uint32_t>(op.q->ne[2]);
     AttentionParams params;
     params.scale = op.scale;
     params.softcap = op.softcap;
-    if (op.max_bias > 0.0f) {
-        alibi_slopes(op.max_bias, heads, slopes_);
-        params.alibi_slopes = slopes_.data();
-    }
+    const std::vector<float> slopes = op.slopes();
+    if (!slopes.empty()) params.alibi_slopes = slopes.data();
     if (op.sinks != nullptr) params.sink_logits = static_cast<const float*>(op.sinks->data);
 
     LayerCache& layer = *keys.layer;
@@ -256,7 +241,7 @@ void Backend::see_stream(const ggml_tensor& node, const AttentionOp& op, CacheTe
 
     StepView& view = stream_views_[index].step;
     const MaskRows mask = op.mask_rows(index);
-    keys.buffer->require_sane(stream, mask.data, mask.stride, io.tokens, mask.visible);
+    keys.buffer->require_sane(stream, mask, io.tokens);
     view.see(keys.buffer->tracker(stream), layer.stream(stream).version, mask, io.tokens, this,
              *executor_);
     if (view.rows() == 0) {  // a draft model's first look into its target's cache

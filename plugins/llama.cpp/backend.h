@@ -29,7 +29,6 @@ class Backend {
 
     // Scratch of set_rows() and attention().
     std::vector<std::uint32_t> cells_;
-    std::vector<float> slopes_;
     struct StreamView {
         StepView step;
         LayerCache::Seen seen;

@@ -74,7 +74,7 @@ ggml_guid_t guid() {
 // A cache of a real context that is somewhere else: the user thinks that it is ours. All of a
 // context's caches are made before a graph is planned, so it is known whether any is.
 void warn_if_elsewhere(const ggml_tensor& op) {
-    if (operation(op) != Operation::set_rows) return;
+    if (operation(op) != op_name::set_rows) return;
     const ggml_tensor* target = root(&op);
     if (target->buffer == nullptr || target->buffer->size == 0 ||
         target->buffer->buft == buffer_type())
@@ -157,7 +157,7 @@ void learn_rope(const ggml_tensor& op) {
 bool offload_op(const ggml_tensor* op) {
     constexpr std::string_view normed = "Qcur_normed-";
     const std::string_view name = op->name;
-    if (operation(*op) != Operation::mul || !name.starts_with(normed)) return false;
+    if (operation(*op) != op_name::mul || !name.starts_with(normed)) return false;
     int layer = -1;
     std::from_chars(name.data() + normed.size(), name.data() + name.size(), layer);
     return reads_another_layer(op->src[1], layer);
@@ -171,17 +171,17 @@ bool supports_op(const ggml_tensor* op) {
     warn_if_split(*op);
     // Weights that -ot placed here are refused when they get memory. ggml aborts if it must not
     // plan with them before, to measure.
-    if (operation(*op) == Operation::none && op->buffer != nullptr &&
+    if (operation(*op) == op_name::none && op->buffer != nullptr &&
         op->buffer->buft == buffer_type())
         return true;
     bool ours = is_ours(op) || offload_op(op);
     for (const ggml_tensor* source : op->src) ours = ours || (source != nullptr && is_ours(source));
     if (!ours) return false;
-    if (operation(*op) == Operation::flash_attn_ext) learn_heads(*op);
+    if (operation(*op) == op_name::flash_attn_ext) learn_heads(*op);
     // Attention in pieces. llama.cpp plans with flash attention first, and may give it up.
-    if (operation(*op) == Operation::mul_mat)
+    if (operation(*op) == op_name::mul_mat)
         if (const CacheTensor* t = cache_tensor(op->src[0])) t->layer->learn_no_flash_attention();
-    if (operation(*op) == Operation::set_rows) {
+    if (operation(*op) == op_name::set_rows) {
         if (const CacheTensor* t = cache_tensor(op)) {
             t->buffer->plan();
             note_stored(t->buffer->model, static_cast<int>(t->layer->index()));

@@ -25,7 +25,7 @@ namespace {
 // the CPU all the same: those of a language model only come here by -ot.
 void refuse_weight(const ggml_tensor& tensor) {
     const std::string_view name = tensor.name;
-    if (operation(tensor) != Operation::none) return;
+    if (operation(tensor) != op_name::none) return;
     for (const std::string_view first :
          {"blk.", "token_embd", "output", "enc.", "dec.", "per_layer"})
         if (name.starts_with(first))
@@ -80,7 +80,7 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     const auto name = parse_cache_name(tensor.name);
     if (!name) return refuse_weight(tensor);
     note_cache_made();
-    holds_cache_ = may_pack = true;
+    may_pack = true;
     {
         // Other threads that plan a graph look for layers meanwhile.
         const auto lock = lock_live();
@@ -106,10 +106,7 @@ void CacheBuffer::clear() {
     memory_.zero();
     for (auto& [key, layer] : layers_) layer->clear();
     for (CellTracker& tracker : trackers_) tracker.clear();
-    restored_layer_ = nullptr;
-    restored_last_ = nullptr;
-    restored_marks_ = restored_too_early_ = false;
-    arrived_ = {};
+    restoring_ = {};
     saving_ = {};
     copied_ = {};
     failed_ = false;
@@ -210,19 +207,18 @@ void CacheBuffer::require_whole() {
                     std::exchange(failure_, {}));
 }
 
-void CacheBuffer::require_sane(std::uint32_t stream, const std::uint16_t* mask,
-                               std::size_t row_stride, std::size_t tokens,
-                               std::uint32_t visible) const {
-    if (trackers_[stream].sees_poison(mask, row_stride, tokens, visible))
+void CacheBuffer::require_sane(std::uint32_t stream, const MaskRows& mask,
+                               std::size_t tokens) const {
+    if (trackers_[stream].sees_poison(mask.data, mask.stride, tokens, mask.visible))
         throw Error(ErrorCode::invalid_argument, poison_);
 }
 
 void CacheBuffer::add_stats(CacheStats& stats) const {
-    if (!holds_cache_) return;
+    if (store_ == nullptr) return;
     ++stats.buffers;
     stats.scheme = setting_->text;
     stats.told_bytes += memory_.bytes();
-    const StoreStats store = store_ != nullptr ? store_->stats() : StoreStats{};
+    const StoreStats store = store_->stats();
     stats.exact_bytes += store.exact_bytes;
     stats.packed_bytes += store.packed_bytes;
     stats.peak_bytes += store.peak_bytes;
@@ -234,11 +230,9 @@ void CacheBuffer::add_stats(CacheStats& stats) const {
         stats.exact_bytes_per_token +=
             static_cast<double>(layer->row_bytes(Part::keys) + layer->row_bytes(Part::values));
         if (layer->mode() == LayerCache::Mode::plain) {
-            const std::size_t bytes =
-                layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
             ++stats.plain_layers;
-            stats.exact_bytes += bytes;
-            stats.peak_bytes += bytes;
+            stats.exact_bytes += layer->nominal_bytes();
+            stats.peak_bytes += layer->nominal_bytes();
         }
         if (layer->mode() != LayerCache::Mode::packed) continue;
         ++packed_layers;
@@ -268,7 +262,7 @@ void CacheBuffer::report_active() const {
             continue;
         }
         reasons.insert(layer->reason());
-        plain_bytes += layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
+        plain_bytes += layer->nominal_bytes();
     }
     char line[512];
     if (stats.layers > 0) {

@@ -94,8 +94,7 @@ class CacheBuffer final : public LiveBuffer {
     // streams, must not be seen. Null: all cells.
     void poison_shifted(const std::int32_t* shifts, const char* why) noexcept;
     // Throws Error if a query of the step would see a cell whose restored row was not taken over.
-    void require_sane(std::uint32_t stream, const std::uint16_t* mask, std::size_t row_stride,
-                      std::size_t tokens, std::uint32_t visible) const;
+    void require_sane(std::uint32_t stream, const MaskRows& mask, std::size_t tokens) const;
 
     using Layers = std::map<std::pair<std::string, int>, std::unique_ptr<LayerCache>>;
     const Layers& layers() const noexcept { return layers_; }
@@ -103,7 +102,6 @@ class CacheBuffer final : public LiveBuffer {
   private:
     std::shared_ptr<const Setting> setting_;
     Mapping memory_;
-    bool holds_cache_ = false;
     bool planned_ = false, started_ = false;
     std::shared_ptr<Store> store_;  // null: it holds no cache
     std::size_t told_bytes_ = 0;    // what llama.cpp was told that the tensors take
@@ -114,13 +112,14 @@ class CacheBuffer final : public LiveBuffer {
 
     // The state that is being restored: the layer whose keys came first, which tells the cells and
     // their order, and the tensor that came last.
-    const LayerCache* restored_layer_ = nullptr;
-    const CacheTensor* restored_last_ = nullptr;
-    bool restored_marks_ = false;  // rows of other tensors may be codes, or have seals
-    std::vector<std::uint32_t>
-        restored_ties_;                // of all streams' rows (row_mark.h); 0: did not come
-    ArrivedRows arrived_;              // those of the tensor that came last
-    bool restored_too_early_ = false;  // some came before the keys with the marks
+    struct Restoring {
+        const LayerCache* layer = nullptr;
+        const CacheTensor* last = nullptr;
+        bool marks = false;               // rows of other tensors may be codes, or have seals
+        std::vector<std::uint32_t> ties;  // of all streams' rows (row_mark.h); 0: did not come
+        ArrivedRows arrived;              // those of the tensor that came last
+        bool too_early = false;           // some rows came before the keys with the marks
+    } restoring_;
     // The state that is being saved: its cells, as the keys with the marks have told them, and the
     // codes of units in the tensor that was read last (LayerCache::saved_codes()).
     struct Saving {
@@ -132,8 +131,7 @@ class CacheBuffer final : public LiveBuffer {
     struct Copied {
         std::uint32_t from = 0, to = 0;
         const LayerCache* layer = nullptr;  // null: none
-    };
-    Copied copied_;
+    } copied_;
     bool failed_ = false;
     std::string failure_;  // why
     std::string refusal_;  // why nothing is computed here at all

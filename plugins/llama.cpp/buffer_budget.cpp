@@ -12,8 +12,7 @@ namespace {
 
 std::size_t nominal_bytes(const CacheBuffer& buffer) {
     std::size_t bytes = 0;
-    for (const auto& [key, layer] : buffer.layers())
-        bytes += layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
+    for (const auto& [key, layer] : buffer.layers()) bytes += layer->nominal_bytes();
     return bytes;
 }
 
@@ -56,7 +55,7 @@ void CacheBuffer::share_budget() {
     std::size_t plain = 0;
     for (const auto& [key, layer] : layers_) {
         if (layer->mode() != LayerCache::Mode::packed) {
-            plain += layer->nominal_bytes(Part::keys) + layer->nominal_bytes(Part::values);
+            plain += layer->nominal_bytes();
             continue;
         }
         const std::size_t blocks = groups.block() / layer->plan().block_tokens();

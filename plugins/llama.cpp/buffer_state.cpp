@@ -19,6 +19,11 @@
 #include "unit_codes.h"
 
 namespace lowkv::ggml {
+namespace {
+
+constexpr const char* not_taken_over = "a restored state was not taken over: ";
+
+}  // namespace
 
 // The keys that carry the marks: those that llama.cpp saves and restores first.
 const LayerCache* CacheBuffer::marked_layer() const noexcept {
@@ -59,8 +64,8 @@ void CacheBuffer::save(const CacheTensor& tensor, std::size_t offset, std::size_
     const std::uint32_t scheme = scheme_number(setting_->text);
     std::vector<std::uint16_t> row(bytes / sizeof(std::uint16_t));
     for (std::size_t number = first; number < (offset + size) / bytes; ++number, out += bytes) {
-        const CellTracker& tracker = trackers_[number / layer.cells()];
-        const auto cell = static_cast<std::uint32_t>(number % layer.cells());
+        const auto [stream, cell] = layer.cell_of(number);
+        const CellTracker& tracker = trackers_[stream];
         RowMark mark = tracker.mark(cell);
         mark.coded &= setting_->packed_states;
         std::memcpy(row.data(), out, bytes);
@@ -92,8 +97,7 @@ void CacheBuffer::save_rows(const CacheTensor& tensor, std::size_t row, std::siz
                  layer.tensor_number(tensor.part));
     };
     for (std::size_t i = 0; i < rows; ++i) {
-        const auto stream = static_cast<std::uint32_t>((row + i) / layer.cells());
-        const auto cell = static_cast<std::uint32_t>((row + i) % layer.cells());
+        const auto [stream, cell] = layer.cell_of(row + i);
         const CellGroups& groups = trackers_[stream].groups();
         const std::uint32_t place = groups.packed_row(cell);
         const std::vector<std::byte>* codes =
@@ -146,58 +150,51 @@ void CacheBuffer::copied_by_graph(const CacheTensor& keys, std::size_t offset, s
 void CacheBuffer::begin_restore(LayerCache& layer) {
     end_restore();
     follow_all();
-    restored_layer_ = &layer;
-    restored_ties_.assign(std::size_t{layer.cells()} * layer.streams(), 0);
+    restoring_.layer = &layer;
+    restoring_.ties.assign(std::size_t{layer.cells()} * layer.streams(), 0);
 }
 
 void CacheBuffer::end_restore() {
-    if (restored_layer_ == nullptr) return;
+    if (restoring_.layer == nullptr) return;
     end_marks();
     take_arrived();
-    restored_layer_ = nullptr;
-    restored_last_ = nullptr;
-    restored_marks_ = restored_too_early_ = false;
-    arrived_ = {};
+    restoring_ = {};
     follow_all();
 }
 
 // All marks are there: where some have a check, rows without one are damaged.
 void CacheBuffer::end_marks() {
-    if (restored_last_ != nullptr && carries_marks(*restored_last_) &&
-        std::ranges::any_of(restored_ties_, [](std::uint32_t tie) { return tie > no_tie; })) {
+    if (restoring_.last != nullptr && carries_marks(*restoring_.last) &&
+        std::ranges::any_of(restoring_.ties, [](std::uint32_t tie) { return tie > no_tie; })) {
         bool damaged = false;
-        for (std::size_t row = 0; row < restored_ties_.size(); ++row) {
-            if (restored_ties_[row] != no_tie) continue;
-            const std::uint32_t cells = restored_layer_->cells();
-            trackers_[row / cells].poison(static_cast<std::uint32_t>(row % cells));
+        for (std::size_t row = 0; row < restoring_.ties.size(); ++row) {
+            if (restoring_.ties[row] != no_tie) continue;
+            const auto [stream, cell] = restoring_.layer->cell_of(row);
+            trackers_[stream].poison(cell);
             damaged = true;
         }
-        if (damaged) poison("a restored state was not taken over: ", "its rows are damaged");
+        if (damaged) poison(not_taken_over, "its rows are damaged");
     }
     for (CellTracker& tracker : trackers_) tracker.pack_restored();
 }
 
 // Takes over the rows that arrived of the last tensor.
 void CacheBuffer::take_arrived() {
-    if (restored_last_ == nullptr) return;
-    LayerCache& layer = *restored_last_->layer;
-    const auto tracker = [&](std::size_t row) -> CellTracker& {
-        return trackers_[row / layer.cells()];
-    };
-    const auto cell = [&](std::size_t row) {
-        return static_cast<std::uint32_t>(row % layer.cells());
-    };
-    std::vector<std::size_t>& at = arrived_.at;
+    if (restoring_.last == nullptr) return;
+    LayerCache& layer = *restoring_.last->layer;
+    std::vector<std::size_t>& at = restoring_.arrived.at;
     for (std::size_t row = 0; row < at.size(); ++row)
-        if (tracker(row).poisoned(cell(row))) at[row] = ArrivedRows::none;
+        if (const auto [stream, cell] = layer.cell_of(row); trackers_[stream].poisoned(cell))
+            at[row] = ArrivedRows::none;
     try {
-        layer.take(restored_last_->part, arrived_, restored_ties_);
+        layer.take(restoring_.last->part, restoring_.arrived, restoring_.ties);
     } catch (const std::exception& error) {
         for (std::size_t row = 0; row < at.size(); ++row)
-            if (at[row] != ArrivedRows::none) tracker(row).poison(cell(row));
-        poison("a restored state was not taken over: ", error.what());
+            if (const auto [stream, cell] = layer.cell_of(row); at[row] != ArrivedRows::none)
+                trackers_[stream].poison(cell);
+        poison(not_taken_over, error.what());
     }
-    arrived_.clear();
+    restoring_.arrived.clear();
 }
 
 void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::size_t size,
@@ -213,9 +210,11 @@ void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::si
             layer.write(tensor.part, offset, size, in);
     } catch (const std::exception& error) {
         const std::size_t bytes = layer.row_bytes(tensor.part);
-        for (std::size_t r = offset / bytes; r * bytes < offset + size; ++r)
-            trackers_[r / layer.cells()].poison(static_cast<std::uint32_t>(r % layer.cells()));
-        poison("a restored state was not taken over: ", error.what());
+        for (std::size_t r = offset / bytes; r * bytes < offset + size; ++r) {
+            const auto [stream, cell] = layer.cell_of(r);
+            trackers_[stream].poison(cell);
+        }
+        poison(not_taken_over, error.what());
     }
 }
 
@@ -225,21 +224,21 @@ void CacheBuffer::restore(const CacheTensor& tensor, std::size_t offset, std::si
 void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::size_t size,
                             const std::byte* in) {
     LayerCache& layer = *tensor.layer;
-    const bool again = restored_last_ != &tensor;
+    const bool again = restoring_.last != &tensor;
     if (tensor.part == Part::keys && &layer == marked_layer() &&
-        (restored_layer_ == nullptr || again))
+        (restoring_.layer == nullptr || again))
         begin_restore(layer);
-    else if (restored_layer_ != nullptr && again)
+    else if (restoring_.layer != nullptr && again)
         follow_restored();
-    if (tensor.part == Part::keys && restored_layer_ == &layer)
+    if (tensor.part == Part::keys && restoring_.layer == &layer)
         restore_cells(layer, offset, size, in);
-    restored_last_ = &tensor;
+    restoring_.last = &tensor;
     const std::size_t bytes = layer.row_bytes(tensor.part);
     const bool whole = offset % bytes == 0 && size % bytes == 0;
-    if (restored_marks_ && !carries_marks(tensor)) {
+    if (restoring_.marks && !carries_marks(tensor)) {
         if (!whole) throw Error(ErrorCode::invalid_image, "its rows are damaged");
-        arrived_.add(offset / bytes, {in, size}, bytes,
-                     std::size_t{layer.cells()} * layer.streams());
+        restoring_.arrived.add(offset / bytes, {in, size}, bytes,
+                               std::size_t{layer.cells()} * layer.streams());
         return;
     }
     std::vector<std::byte> clean;
@@ -250,7 +249,7 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
             std::fill_n(clean.begin() + static_cast<std::ptrdiff_t>(at), bytes, std::byte{0});
             continue;
         }
-        restored_too_early_ = true;
+        restoring_.too_early = true;
         throw Error(ErrorCode::unsupported,
                     "it has packed rows, which come after the keys of its first layer");
     }
@@ -260,12 +259,12 @@ void CacheBuffer::take_over(const CacheTensor& tensor, std::size_t offset, std::
 // The tensor that came last is complete, and so are the marks.
 void CacheBuffer::follow_restored() {
     end_marks();
-    if (restored_last_ == nullptr) return;
+    if (restoring_.last == nullptr) return;
     take_arrived();
-    LayerCache& layer = *restored_last_->layer;
+    LayerCache& layer = *restoring_.last->layer;
     OpenMPExecutor executor(host_threads());
     for (std::uint32_t s = 0; s < trackers_.size(); ++s) {
-        if (restored_last_->part == Part::keys)
+        if (restoring_.last->part == Part::keys)
             layer.follow_keys(s, executor);
         else if (layer.stream(s).keys_wait)
             layer.follow(s, executor);
@@ -317,22 +316,17 @@ void CacheBuffer::restore_cells(const LayerCache& layer, std::size_t offset, std
         if (whole) {
             std::memcpy(row.data(), in + (r - first) * bytes, bytes);
             stamped = read_stamp(row);
-            restored_marks_ |= stamped.has_value();
+            restoring_.marks |= stamped.has_value();
         }
-        const auto cell = static_cast<std::uint32_t>(r % layer.cells());
-        CellTracker& tracker = trackers_[r / layer.cells()];
-        if (stamped && stamped->mark.rank == 0) {
-            tracker.restore(cell, std::nullopt);
-        } else if (stamped && stamped->scheme == scheme) {
-            tracker.restore(cell, stamped->mark);
-        } else {
-            tracker.restore(cell, std::nullopt);
-            if (stamped) tracker.poison(cell);
-            foreign |= stamped.has_value();
-        }
+        const auto [stream, cell] = layer.cell_of(r);
+        CellTracker& tracker = trackers_[stream];
+        const bool marked = stamped && stamped->mark.rank != 0;
+        const bool is_foreign = marked && stamped->scheme != scheme;
+        tracker.restore(cell, marked && !is_foreign ? std::optional(stamped->mark) : std::nullopt);
         const bool was_bad = whole && begins_codes({in + (r - first) * bytes, bytes});
-        restored_ties_[r] = stamped ? stamped->tie : was_bad ? 0 : no_tie;
-        if (restored_too_early_ || was_bad) tracker.poison(cell);
+        restoring_.ties[r] = stamped ? stamped->tie : was_bad ? 0 : no_tie;
+        if (restoring_.too_early || was_bad || is_foreign) tracker.poison(cell);
+        foreign |= is_foreign;
         bad |= was_bad;
     }
     if (bad)

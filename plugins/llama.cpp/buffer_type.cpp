@@ -30,10 +30,6 @@ void guarded(CacheBuffer& buffer, const char* what, F&& f) noexcept {
     }
 }
 
-std::size_t view_offset(const ggml_tensor* tensor) {
-    return tensor->view_src != nullptr ? tensor->view_offs : 0;
-}
-
 void read(const CacheTensor& t, std::size_t offset, std::size_t size, void* out) {
     t.buffer->save(t, offset, size, static_cast<std::byte*>(out));
 }
@@ -64,7 +60,7 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, std::uint8_t valu
     }
     guarded(*t->buffer, "can't fill cache rows", [&] {
         const std::vector<std::byte> bytes(size, std::byte{value});
-        write(*t, view_offset(tensor) + offset, size, bytes.data());
+        write(*t, tensor->view_offs + offset, size, bytes.data());
     });
 }
 
@@ -76,7 +72,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, st
         return;
     }
     guarded(*t->buffer, "can't write cache rows",
-            [&] { write(*t, view_offset(tensor) + offset, size, data); });
+            [&] { write(*t, tensor->view_offs + offset, size, data); });
 }
 
 // Rows that can't be read: llama.cpp saves them all the same, and none may be seen when they are
@@ -99,17 +95,17 @@ void get_tensor(ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, st
         try {
             // States are read from the tensors and their rows; what a graph reads has heads.
             if (tensor->view_src != nullptr && tensor->ne[2] * tensor->ne[3] > 1)
-                t->buffer->read(*t, view_offset(tensor) + offset, size,
+                t->buffer->read(*t, tensor->view_offs + offset, size,
                                 static_cast<std::byte*>(data));
             else
-                read(*t, view_offset(tensor) + offset, size, data);
+                read(*t, tensor->view_offs + offset, size, data);
         } catch (...) {
-            write_bad_rows(*t, view_offset(tensor) + offset, size, static_cast<std::byte*>(data));
+            write_bad_rows(*t, tensor->view_offs + offset, size, static_cast<std::byte*>(data));
             throw;
         }
         // Attention takes the cache's views permuted; states are read from the tensors.
-        if (operation(*tensor) == Operation::permute && t->part == Part::keys)
-            t->buffer->copied_by_graph(*t, view_offset(tensor) + offset, size);
+        if (operation(*tensor) == op_name::permute && t->part == Part::keys)
+            t->buffer->copied_by_graph(*t, tensor->view_offs + offset, size);
     });
 }
 
@@ -137,17 +133,17 @@ bool cpy_tensor(ggml_backend_buffer_t, const ggml_tensor* src, ggml_tensor* dst)
     bool done = false;
     guarded(to != nullptr ? *to->buffer : *from->buffer, "can't copy cache rows", [&] {
         if (from != nullptr && to != nullptr) {
-            if (copy_stream(*from, view_offset(src), *to, view_offset(dst), size)) {
+            if (copy_stream(*from, src->view_offs, *to, dst->view_offs, size)) {
                 done = true;
                 return;
             }
             std::vector<std::byte> bytes(size);
-            read(*from, view_offset(src), size, bytes.data());
-            write(*to, view_offset(dst), size, bytes.data());
+            read(*from, src->view_offs, size, bytes.data());
+            write(*to, dst->view_offs, size, bytes.data());
         } else if (from != nullptr) {
-            read(*from, view_offset(src), size, dst->data);
+            read(*from, src->view_offs, size, dst->data);
         } else if (src->buffer->buft == buffer_type()) {
-            write(*to, view_offset(dst), size, src->data);
+            write(*to, dst->view_offs, size, src->data);
         } else {
             return;
         }

@@ -278,7 +278,6 @@ std::uint32_t CellGroups::packed_row(std::uint32_t cell) const noexcept {
 }
 
 void CellGroups::make_layout(Layout& layout) const {
-    layout.arrangement = arrangement_;
     layout.units.clear();
     layout.exact_blocks.clear();
     layout.cells.clear();
@@ -297,6 +296,7 @@ void CellGroups::make_layout(Layout& layout) const {
         const auto cells = row_cells(b);
         layout.cells.insert(layout.cells.end(), cells.begin(), cells.end());
     }
+    layout.arrangement = arrangement_;  // last, so that one that was not finished is made again
 }
 
 }  // namespace lowkv::ggml

@@ -37,7 +37,6 @@ void CellTracker::clear() noexcept {
     groups_.clear();
     step_ = writes_ = step_version_ = placed_version_ = 0;
     owner_ = nullptr;
-    now_made_ = false;
     std::fill(rank_.begin(), rank_.end(), 0);
     std::fill(old_.begin(), old_.end(), std::uint8_t{0});
     std::fill(poisoned_.begin(), poisoned_.end(), std::uint8_t{0});
@@ -360,10 +359,7 @@ void CellTracker::make_room() {
 }
 
 const Layout& CellTracker::newest_layout() {
-    if (now_made_ && now_.arrangement == groups_.arrangement()) return now_;
-    now_made_ = false;
-    groups_.make_layout(now_);
-    now_made_ = true;
+    if (now_.arrangement != groups_.arrangement()) groups_.make_layout(now_);
     return now_;
 }
 

@@ -29,6 +29,8 @@ struct MaskRows {
     // Of a graph's input, which keeps its values for the whole step. Null: each layer may have a
     // mask of its own, computed into the same memory.
     const void* tensor = nullptr;
+
+    friend bool operator==(const MaskRows&, const MaskRows&) = default;
 };
 
 class CellTracker {
@@ -129,7 +131,6 @@ class CellTracker {
     // The arrangement before version placed_version_, and the newest one.
     Layout before_, now_;
     std::uint64_t step_version_ = 0, placed_version_ = 0;
-    bool now_made_ = false;
 
     void written(std::uint32_t cell, std::uint32_t rank) noexcept;
     void lay(std::uint32_t cell) noexcept;

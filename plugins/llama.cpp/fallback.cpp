@@ -7,20 +7,13 @@
 #include "rope_params.h"
 
 namespace lowkv::ggml {
-namespace {
-
-std::size_t view_offset(const ggml_tensor& tensor) {
-    return tensor.view_src != nullptr ? tensor.view_offs : 0;
-}
-
-}  // namespace
 
 ggml_status Backend::compute_on_plain(const ggml_tensor& node) {
     InnerCpu::Shadow shadow{};
     InnerCpu::shadow(node, shadow);
     const auto redirect = [&](const ggml_tensor& original, ggml_tensor& tensor) {
         if (CacheTensor* t = cache_tensor(&original); t != nullptr)
-            tensor.data = t->layer->plain_memory(t->part) + view_offset(original);
+            tensor.data = t->layer->plain_memory(t->part) + original.view_offs;
     };
     redirect(node, shadow.node);
     for (int i = 0; i < GGML_MAX_SRC; ++i)
@@ -44,12 +37,12 @@ ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
     LayerCache& layer = *target.layer;
     layer.follow(stream, *executor_);
     layer.move_units(stream, shift_of(node, layer.shape()), moved, cells_);
-    const std::vector<LayerCache::Placed> rows = layer.by_place(Part::keys, stream, cells_);
+    const std::vector<LayerCache::Place> rows = layer.by_place(Part::keys, stream, cells_);
 
     constexpr std::size_t batch = 1024;
     const std::size_t bytes = layer.row_bytes(Part::keys);
     const std::uint32_t tokens = layer.plan().block_tokens();
-    const auto same_block = [&](const LayerCache::Placed& a, const LayerCache::Placed& b) {
+    const auto same_block = [&](const LayerCache::Place& a, const LayerCache::Place& b) {
         return a.packed == b.packed && a.row / tokens == b.row / tokens;
     };
     std::vector<std::byte> image;
@@ -68,7 +61,7 @@ ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
         }
         InnerCpu::Shadow shadow{};
         InnerCpu::shadow(node, shadow);
-        shadow.node.data = shadow.sources[0].data = image.data() + view_offset(node);
+        shadow.node.data = shadow.sources[0].data = image.data() + node.view_offs;
         shadow.node.ne[2] = shadow.sources[0].ne[2] = static_cast<std::int64_t>(count);
         shadow.sources[1].data = shifts.data();
         shadow.sources[1].ne[0] = static_cast<std::int64_t>(count);

@@ -1,9 +1,12 @@
 #pragma once
 // The ggml of the program that loaded us: whether it fits, how it counts its operations.
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "ggml.h"
 
@@ -47,24 +50,19 @@ void set_host_threads(unsigned threads) noexcept;
 
 // ggml's operations by their names. Builds of llama.cpp number them differently, and only some of
 // those have another version of ggml: a plug-in must ask the program, not its own headers.
-enum class Operation {
-    other,
-    none,
-    view,
-    reshape,
-    permute,
-    transpose,
-    cont,
-    cpy,
-    dup,
-    mul,
-    mul_mat,
-    mul_mat_id,
-    rope,
-    set_rows,
-    flash_attn_ext,
-};
+inline std::string_view operation(const ggml_tensor& node) noexcept {
+    return ggml_op_name(node.op);
+}
+inline bool is_any(const ggml_tensor& node, std::initializer_list<std::string_view> names) {
+    return std::ranges::find(names, operation(node)) != names.end();
+}
 
-Operation operation(const ggml_tensor& node) noexcept;
+namespace op_name {
+inline constexpr std::string_view none = "NONE", view = "VIEW", reshape = "RESHAPE",
+                                  permute = "PERMUTE", transpose = "TRANSPOSE", cont = "CONT",
+                                  cpy = "CPY", dup = "DUP", mul = "MUL", mul_mat = "MUL_MAT",
+                                  mul_mat_id = "MUL_MAT_ID", rope = "ROPE", set_rows = "SET_ROWS",
+                                  flash_attn_ext = "FLASH_ATTN_EXT";
+}
 
 }  // namespace lowkv::ggml

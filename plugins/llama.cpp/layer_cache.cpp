@@ -104,7 +104,10 @@ void LayerCache::decide() {
         streams_state_.clear();
         streams_state_.reserve(streams_);
         while (streams_state_.size() < streams_)
-            streams_state_.push_back({{}, Blocks(store_, rows_ladder_), Blocks(store_, ladder_)});
+            streams_state_.push_back({{},
+                                      &trackers_[streams_state_.size()],
+                                      Blocks(store_, rows_ladder_),
+                                      Blocks(store_, ladder_)});
         decoded_ = DeviceMemory(store_->device(), plan().exact_bytes());
         mode_ = Mode::packed;
         return;
@@ -130,17 +133,16 @@ void LayerCache::clear() {
 void LayerCache::copy_stream(std::uint32_t from, std::uint32_t to) {
     decoded_from_ = nullptr;
     const StreamState& source = stream(from);
-    state(to) = {source, source.exact.fork(), source.packed.fork()};
+    state(to) = {source, &trackers_[to], source.exact.fork(), source.packed.fork()};
 }
 
 void LayerCache::update_query_stats(std::uint32_t stream_index, const QueryRows& queries) {
     if (std::ranges::none_of(plans(), [](const auto& plan) { return plan->wants_queries(); }))
         return;
-    const CellTracker& tracker = trackers_[stream_index];
-    const CellGroups& groups = tracker.groups();
-    const auto cells = tracker.observed();
-    if (cells.size() != queries.tokens) return;  // not the tokens of the step
     StreamState& s = state(stream_index);
+    const CellGroups& groups = s.groups();
+    const auto cells = s.tracker->observed();
+    if (cells.size() != queries.tokens) return;  // not the tokens of the step
     const auto history_of = [&](std::uint32_t token) {
         const std::uint32_t group = groups.group_of(cells[token]);
         return group == no_cell ? no_cell : groups.group(group).history;
@@ -172,9 +174,8 @@ void LayerCache::copied_by_graph(std::uint32_t stream_index) { ++state(stream_in
 void LayerCache::see(std::uint32_t stream_index, std::span<const std::uint32_t> units,
                      std::span<const std::uint32_t> exact_blocks, Seen& seen) {
     const StreamState& s = stream(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const std::uint32_t blocks_each = ratio(groups);
-    const std::uint32_t row_blocks_each = row_ratio(groups);
+    const std::uint32_t blocks_each = ratio(s.groups());
+    const std::uint32_t row_blocks_each = row_ratio(s.groups());
     seen.blocks.clear();
     seen.blocks.reserve(units.size() * blocks_each + exact_blocks.size() * row_blocks_each);
     seen.pieces.clear();
@@ -214,17 +215,16 @@ void LayerCache::write_step(Part part, std::uint32_t stream_index,
                             std::span<const std::uint32_t> cells, const float* rows,
                             std::size_t stride, std::span<const std::int32_t> positions) {
     StreamState& s = state(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
     places_.resize(cells.size());
     std::ranges::transform(cells, places_.begin(),
-                           [&](std::uint32_t cell) { return groups.exact_row(cell); });
+                           [&](std::uint32_t cell) { return s.groups().exact_row(cell); });
     const lowkv::Rows from{rows, RowType::f32, shape_.head_dim, stride};
     if (part == Part::values) {
         s.exact.write(places_, {}, from);
         return;
     }
     // First, so that the next graph begins a step of its own whatever happens.
-    s.written_step = trackers_[stream_index].step();
+    s.written_step = s.tracker->step();
     count_readers(s);
     s.exact.write(places_, from, {}, positions);
 }

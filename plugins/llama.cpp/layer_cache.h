@@ -12,6 +12,7 @@
 //           (settings.h); the last rung is the scheme's
 //   plain   f16 memory of the nominal size, used by stock CPU kernels: what we can't serve packed
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -50,7 +51,7 @@ class LayerCache {
     std::uint32_t tensor_number(Part part) const noexcept {
         return 2 * index_ + static_cast<std::uint32_t>(part);
     }
-    std::size_t nominal_bytes(Part part) const noexcept { return half(part).bytes; }
+    std::size_t nominal_bytes() const noexcept { return halves_[0].bytes + halves_[1].bytes; }
 
     // What FLASH_ATTN_EXT says about the heads, or why it can't be served packed.
     void learn_shape(const Shape& shape);
@@ -78,6 +79,14 @@ class LayerCache {
     // The f16 memory of a plain layer.
     std::byte* plain_memory(Part part) noexcept { return half(part).plain.data(); }
 
+    // Rows of a tensor count over all streams.
+    struct Cell {
+        std::uint32_t stream = 0, cell = 0;
+    };
+    Cell cell_of(std::size_t row) const noexcept {
+        return {static_cast<std::uint32_t>(row / cells_), static_cast<std::uint32_t>(row % cells_)};
+    }
+
     // Nominal byte ranges of a tensor, whatever the mode. A row is read and written where it lies;
     // packed rows that are written are packed again by repack() or follow().
     void read(Part part, std::size_t offset, std::size_t size, std::byte* out) const;
@@ -94,14 +103,19 @@ class LayerCache {
     // may be seen then. `ties`: of the rows (row_mark.h).
     void take(Part part, const ArrivedRows& arrived, std::span<const std::uint32_t> ties);
 
-    // Cells in the order in which their rows lie: exact ones, then packed ones block by block.
-    struct Placed {
+    // Where a cell's row lies. In order: exact rows, then packed ones block by block.
+    struct Place {
         bool packed = false;
         std::uint32_t row = 0;  // in the table that holds it
         std::uint32_t cell = 0;
+
+        friend auto operator<=>(const Place&, const Place&) = default;
+        // The next cell's `n`-th, if its row lies right behind, too.
+        Place behind(std::uint32_t n) const noexcept { return {packed, row + n, cell + n}; }
     };
-    std::vector<Placed> by_place(Part part, std::uint32_t stream,
-                                 std::span<const std::uint32_t> cells) const;
+    // Of the cells, in order.
+    std::vector<Place> by_place(Part part, std::uint32_t stream,
+                                std::span<const std::uint32_t> cells) const;
 
     // Whether a graph's keys were written to the cell and are still exact here. (Another layer may
     // have packed them already.)
@@ -175,7 +189,10 @@ class LayerCache {
             {};  // units that stay unquantized, the last shifted one last
     };
     struct StreamState : StreamNotes {
+        CellTracker* tracker;
         Blocks exact, packed;
+
+        const CellGroups& groups() const noexcept { return tracker->groups(); }
     };
     const StreamState& stream(std::uint32_t stream) const noexcept {
         return streams_state_[stream];
@@ -216,53 +233,45 @@ class LayerCache {
     Half& half(Part part) noexcept { return halves_[static_cast<int>(part)]; }
     const Half& half(Part part) const noexcept { return halves_[static_cast<int>(part)]; }
     std::string why_not_packed();
-    // Where a row lies, and how many that follow it lie right behind it, at most `limit`.
-    struct Place {
-        bool packed = false;
-        std::uint32_t row = 0;  // in the table that holds it
-        std::uint32_t run = 0;
-    };
-    Place place(Part part, std::uint32_t stream, std::uint32_t cell, std::uint32_t limit) const;
+    Place place(Part part, std::uint32_t stream, std::uint32_t cell) const;
     // The table that holds the rows, which are going to change.
     Blocks& to_write(Part part, std::uint32_t stream, const Place& at);
     StreamState& state(std::uint32_t stream) noexcept { return streams_state_[stream]; }
     static void count_readers(StreamState& s);
     // Whether the layer has packed that part of a unit in use.
-    bool has_packed(Part part, const StreamState& s, const CellGroups& groups,
-                    std::uint32_t unit) const noexcept;
+    bool has_packed(Part part, const StreamState& s, std::uint32_t unit) const noexcept;
     std::vector<std::byte> codes_in(Part part, std::span<const std::size_t> rows,
                                     const ArrivedRows& arrived,
                                     std::span<const std::uint32_t> ties) const;
-    void put_codes(Part part, std::uint32_t stream, std::uint32_t unit,
-                   std::span<const std::byte> bytes);
-    void make_unit_lists(std::uint32_t stream);
+    void put_codes(Part part, StreamState& s, std::uint32_t unit, std::span<const std::byte> bytes);
     void keep_open(StreamState& s, std::uint32_t unit) const;
-    void begin_unit(std::uint32_t stream, std::uint32_t unit);
+    void begin_unit(StreamState& s, std::uint32_t unit);
     template <class Kind, class F>
     static void each_alike(const CellGroups& groups, std::vector<std::uint32_t> units, Kind kind,
                            F f);
-    void take_units(std::uint32_t stream, bool keys_alone, Executor& executor);
-    void pack_rows(std::uint32_t stream, std::span<const std::uint32_t> units,
-                   std::optional<Part> only, Executor& executor);
-    void lower(std::uint32_t stream, Executor& executor);
+    void take_units(StreamState& s, bool keys_alone, Executor& executor);
+    void pack_rows(StreamState& s, std::span<const std::uint32_t> units, std::optional<Part> only,
+                   Executor& executor);
+    void lower(StreamState& s, Executor& executor);
     std::uint8_t wanted_rung(const CellGroups& groups, std::uint32_t unit) const noexcept;
-    std::vector<Blocks::Packing> places(std::uint32_t stream, std::span<const std::uint32_t> units,
-                                        bool weighed);
+    std::vector<Blocks::Packing> packings(StreamState& s, std::span<const std::uint32_t> units,
+                                          bool weighed);
     std::vector<std::uint32_t> blocks_of(const CellGroups& groups, std::uint32_t unit) const;
-    void drop_unused(std::uint32_t stream);
-    void pack_waiting(std::uint32_t stream, Executor& executor);
+    void drop_unused(StreamState& s);
+    void pack_waiting(StreamState& s, Executor& executor);
     bool holds_exact(const StreamState& s, std::uint32_t row) const;
     std::uint32_t ratio(const CellGroups& groups) const noexcept;
     std::uint32_t row_ratio(const CellGroups& groups) const noexcept;
-    std::uint32_t stats_from(std::uint32_t stream, std::uint32_t unit, std::uint8_t rung,
+    std::uint32_t stats_from(const StreamState& s, std::uint32_t unit, std::uint8_t rung,
                              std::span<const std::uint32_t> others) const;
     void read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const;
-    void read_run(Part part, std::uint32_t stream, const Place& at, std::byte* out) const;
+    void read_run(Part part, const StreamState& s, const Place& at, std::uint32_t run,
+                  std::byte* out) const;
     // How far a unit's keys were moved since they were packed.
     static std::int32_t moved_by(const StreamState& s, std::uint32_t unit) noexcept {
         return unit < s.moved.size() ? s.moved[unit] : 0;
     }
-    void turn_rows(std::uint32_t stream, std::uint32_t first, std::uint32_t count, int direction,
+    void turn_rows(const StreamState& s, std::uint32_t first, std::uint32_t count, int direction,
                    float* rows) const;
     void write_rows(Part part, std::size_t row, std::size_t rows, const std::byte* in);
 };

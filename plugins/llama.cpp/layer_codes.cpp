@@ -16,10 +16,9 @@ namespace lowkv::ggml {
 std::vector<std::byte> LayerCache::saved_codes(Part part, std::uint32_t stream_index,
                                                std::uint32_t unit, bool both) const {
     const StreamState& s = stream(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
+    const CellGroups& groups = s.groups();
     const Plan& its = plan();
-    if (its.scheme().exact() || !has_packed(Part::values, s, groups, unit) ||
-        moved_by(s, unit) != 0)
+    if (its.scheme().exact() || !has_packed(Part::values, s, unit) || moved_by(s, unit) != 0)
         return {};
     both = both || shape_.latent();
     const bool keys = both || part == Part::keys, values = both || part == Part::values;
@@ -77,16 +76,15 @@ std::vector<std::byte> LayerCache::codes_in(Part part, std::span<const std::size
     return codes;
 }
 
-void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t unit,
+void LayerCache::put_codes(Part part, StreamState& s, std::uint32_t unit,
                            std::span<const std::byte> bytes) {
-    StreamState& s = state(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
+    const CellGroups& groups = s.groups();
     const Plan& its = plan();
     const UnitCodes found = read_codes(bytes);
     const std::vector<std::uint32_t> blocks = blocks_of(groups, unit);
     const std::size_t each =
         (found.keys ? its.keys().bytes() : 0) + (found.values ? its.values().bytes() : 0);
-    const bool has_keys = has_packed(Part::keys, s, groups, unit);
+    const bool has_keys = has_packed(Part::keys, s, unit);
     if (found.layer != index_ || found.rows != groups.group(groups.unit_group(unit)).live ||
         found.codes.size() != each * blocks.size() || !(found.keys || has_keys) ||
         !(part == Part::keys ? found.keys : found.values))
@@ -94,15 +92,14 @@ void LayerCache::put_codes(Part part, std::uint32_t stream_index, std::uint32_t 
     if (found.inputs != its.inputs_hash())
         throw Error(ErrorCode::invalid_image,
                     "it was packed with another calibration or another rope");
-    if (!has_keys) begin_unit(stream_index, unit);
+    if (!has_keys) begin_unit(s, unit);
     std::vector<const std::byte*> codes;
     for (std::size_t i = 0; i < blocks.size(); ++i) codes.push_back(found.codes.data() + i * each);
     std::optional<Part> only;
     if (!found.values) only = Part::keys;
     if (!found.keys) only = Part::values;
     s.packed.put(blocks, codes, static_cast<std::uint8_t>(plans().size()), only);
-    if (found.keys && found.values && !shape_.latent())
-        trackers_[stream_index].came_as_codes(found.rows);
+    if (found.keys && found.values && !shape_.latent()) s.tracker->came_as_codes(found.rows);
     s.done[unit] = groups.generations()[unit];
     s.keys_wait |= !found.values;
 }
@@ -111,15 +108,15 @@ void LayerCache::take(Part part, const ArrivedRows& arrived, std::span<const std
     if (arrived.at.empty()) return;
     decoded_from_ = nullptr;
     std::vector<std::size_t> at = arrived.at;  // of the rows that are yet to be written
-    for (std::uint32_t s = 0; s < streams_; ++s) {
-        const CellGroups& groups = trackers_[s].groups();
-        make_unit_lists(s);
+    for (std::uint32_t stream = 0; stream < streams_; ++stream) {
+        StreamState& s = state(stream);
+        const CellGroups& groups = s.groups();
+        s.done.resize(groups.generations().size(), 0);
         for (std::uint32_t unit = 0; unit < groups.generations().size(); ++unit) {
-            if (groups.generations()[unit] % 2 == 0 || has_packed(part, state(s), groups, unit))
-                continue;
+            if (groups.generations()[unit] % 2 == 0 || has_packed(part, s, unit)) continue;
             std::vector<std::size_t> rows;
             for (const std::uint32_t cell : groups.unit_cells(unit))
-                if (cell != no_cell) rows.push_back(std::size_t{s} * cells_ + cell);
+                if (cell != no_cell) rows.push_back(std::size_t{stream} * cells_ + cell);
             const std::vector<std::byte> codes = codes_in(part, rows, arrived, ties);
             if (codes.empty()) continue;
             put_codes(part, s, unit, codes);

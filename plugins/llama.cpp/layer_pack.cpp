@@ -39,54 +39,49 @@ std::uint8_t LayerCache::wanted_rung(const CellGroups& groups, std::uint32_t uni
 // sequence, or of one among `others`, which are packed with it: on its own rung. no_cell: its own.
 // So what another sequence has in the stream does not matter. Layers with statistics have blocks as
 // long as a unit.
-std::uint32_t LayerCache::stats_from(std::uint32_t stream_index, std::uint32_t unit,
-                                     std::uint8_t rung,
+std::uint32_t LayerCache::stats_from(const StreamState& s, std::uint32_t unit, std::uint8_t rung,
                                      std::span<const std::uint32_t> others) const {
     if (rung == 0 || !plans()[rung - 1u]->has_statistics()) return no_cell;
-    const CellGroups& groups = trackers_[stream_index].groups();
-    const StreamState& s = stream(stream_index);
+    const CellGroups& groups = s.groups();
     for (std::uint32_t g = groups.before(groups.unit_group(unit)); g != no_cell;
          g = groups.before(g)) {
         const std::uint32_t u = groups.group(g).unit;
         if (u == no_cell) continue;
-        const bool packed = has_packed(Part::keys, s, groups, u) && s.packed.rung(u) == rung;
+        const bool packed = has_packed(Part::keys, s, u) && s.packed.rung(u) == rung;
         if (packed || std::ranges::find(others, u) != others.end()) return u;
     }
     return no_cell;
 }
 
 // A packed block without values waits for them.
-bool LayerCache::has_packed(Part part, const StreamState& s, const CellGroups& groups,
-                            std::uint32_t unit) const noexcept {
-    if (unit >= s.done.size() || s.done[unit] != groups.generations()[unit]) return false;
-    const std::uint32_t block = unit * ratio(groups);
+bool LayerCache::has_packed(Part part, const StreamState& s, std::uint32_t unit) const noexcept {
+    if (unit >= s.done.size() || s.done[unit] != s.groups().generations()[unit]) return false;
+    const std::uint32_t block = unit * ratio(s.groups());
     return part == Part::keys || !s.packed.packed(block) || s.packed.has_values(block);
 }
 
 // The blocks of units of one history that go to one rung. `weighed`: by the history's queries.
-std::vector<Blocks::Packing> LayerCache::places(std::uint32_t stream_index,
-                                                std::span<const std::uint32_t> units,
-                                                bool weighed) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
+std::vector<Blocks::Packing> LayerCache::packings(StreamState& s,
+                                                  std::span<const std::uint32_t> units,
+                                                  bool weighed) {
+    const CellGroups& groups = s.groups();
     const std::uint8_t rung = wanted_rung(groups, units[0]);
     QueryEnergy* queries = nullptr;
     if (weighed && rung > 0 && plans()[rung - 1u]->wants_queries())
         queries = &s.queries[groups.group(groups.unit_group(units[0])).history];
-    std::vector<Blocks::Packing> places;
+    std::vector<Blocks::Packing> packings;
     for (std::size_t i = 0; i < units.size(); ++i) {
-        const std::uint32_t from = stats_from(stream_index, units[i], rung, units.first(i));
+        const std::uint32_t from = stats_from(s, units[i], rung, units.first(i));
         for (const std::uint32_t b : blocks_of(groups, units[i]))
-            places.push_back({&s.packed, b, from, queries});
+            packings.push_back({&s.packed, b, from, queries});
     }
-    return places;
+    return packings;
 }
 
 // Packs units of one history and rung, few enough to be exact and packed at once.
-void LayerCache::pack_rows(std::uint32_t stream_index, std::span<const std::uint32_t> units,
+void LayerCache::pack_rows(StreamState& s, std::span<const std::uint32_t> units,
                            std::optional<Part> only, Executor& executor) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
+    const CellGroups& groups = s.groups();
     std::vector<std::uint32_t> rows;
     for (const std::uint32_t unit : units)
         for (const std::uint32_t cell : groups.unit_cells(unit)) {
@@ -98,7 +93,7 @@ void LayerCache::pack_rows(std::uint32_t stream_index, std::span<const std::uint
         if (row != no_cell && s.exact.packed(row / row_plan().block_tokens()))
             waiting.push_back({&s.exact, row, 1, 0, 0});
     Blocks::open(waiting);
-    std::vector<Blocks::Packing> blocks = places(stream_index, units, true);
+    std::vector<Blocks::Packing> blocks = packings(s, units, true);
     const std::size_t tokens = plan().block_tokens();
     for (std::size_t i = 0; i < blocks.size(); ++i)
         blocks[i].cells = std::span(rows).subspan(i * tokens, tokens);
@@ -108,15 +103,9 @@ void LayerCache::pack_rows(std::uint32_t stream_index, std::span<const std::uint
     for (const std::uint32_t unit : units) s.done[unit] = groups.generations()[unit];
 }
 
-// An entry for each unit that there is.
-void LayerCache::make_unit_lists(std::uint32_t stream_index) {
-    state(stream_index).done.resize(trackers_[stream_index].groups().generations().size(), 0);
-}
-
 // Nothing is left of what it was before.
-void LayerCache::begin_unit(std::uint32_t stream_index, std::uint32_t unit) {
-    StreamState& s = state(stream_index);
-    s.packed.drop(blocks_of(trackers_[stream_index].groups(), unit));
+void LayerCache::begin_unit(StreamState& s, std::uint32_t unit) {
+    s.packed.drop(blocks_of(s.groups(), unit));
     if (unit < s.moved.size()) s.moved[unit] = 0;
     std::erase(s.open, unit);
 }
@@ -141,35 +130,33 @@ void LayerCache::each_alike(const CellGroups& groups, std::vector<std::uint32_t>
 }
 
 // Drops the units that are free, and packs those that are not packed yet, or their keys alone.
-void LayerCache::take_units(std::uint32_t stream_index, bool keys_alone, Executor& executor) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
+void LayerCache::take_units(StreamState& s, bool keys_alone, Executor& executor) {
+    const CellGroups& groups = s.groups();
     const auto generations = groups.generations();
-    make_unit_lists(stream_index);
+    s.done.resize(generations.size(), 0);
     std::vector<std::uint32_t> taken;
     for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
-        if (has_packed(keys_alone ? Part::keys : Part::values, s, groups, unit)) continue;
-        if (!has_packed(Part::keys, s, groups, unit)) begin_unit(stream_index, unit);
+        if (has_packed(keys_alone ? Part::keys : Part::values, s, unit)) continue;
+        if (!has_packed(Part::keys, s, unit)) begin_unit(s, unit);
         if (generations[unit] % 2 == 0)
             s.done[unit] = generations[unit];
         else
             taken.push_back(unit);
     }
     const auto kind = [&](std::uint32_t unit) {
-        return std::pair(wanted_rung(groups, unit), has_packed(Part::keys, s, groups, unit));
+        return std::pair(wanted_rung(groups, unit), has_packed(Part::keys, s, unit));
     };
     each_alike(groups, std::move(taken), kind, [&](std::span<const std::uint32_t> units) {
         std::optional<Part> only;
         if (keys_alone) only = Part::keys;
-        if (has_packed(Part::keys, s, groups, units[0])) only = Part::values;
-        pack_rows(stream_index, units, only, executor);
+        if (has_packed(Part::keys, s, units[0])) only = Part::values;
+        pack_rows(s, units, only, executor);
     });
 }
 
 // Packs in place: units that were rewritten, and those that are to be on a lower rung.
-void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
+void LayerCache::lower(StreamState& s, Executor& executor) {
+    const CellGroups& groups = s.groups();
     const auto rung = [&](std::uint32_t unit) {
         const std::uint32_t first = unit * ratio(groups);
         std::uint8_t lowest = s.packed.rung(first);
@@ -179,7 +166,7 @@ void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
     };
     std::vector<std::uint32_t> units;
     for (std::uint32_t unit = 0; unit < s.done.size(); ++unit)
-        if (groups.generations()[unit] % 2 == 1 && has_packed(Part::values, s, groups, unit) &&
+        if (groups.generations()[unit] % 2 == 1 && has_packed(Part::values, s, unit) &&
             rung(unit) < wanted_rung(groups, unit) && std::ranges::count(s.open, unit) == 0)
             units.push_back(unit);
     const auto kind = [&](std::uint32_t unit) {
@@ -187,7 +174,7 @@ void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
     };
     each_alike(groups, std::move(units), kind, [&](std::span<const std::uint32_t> alike) {
         const bool is_packed = rung(alike[0]) > 0;
-        std::vector<Blocks::Packing> blocks = places(stream_index, alike, is_packed);
+        std::vector<Blocks::Packing> blocks = packings(s, alike, is_packed);
         coarsened_blocks_ += is_packed ? blocks.size() : 0;
         Blocks::pack(std::move(blocks), {.rung = wanted_rung(groups, alike[0]), .apart = true},
                      executor);
@@ -195,9 +182,8 @@ void LayerCache::lower(std::uint32_t stream_index, Executor& executor) {
 }
 
 // Blocks of the exact area without rows. One whose values belong to keys that wait stays.
-void LayerCache::drop_unused(std::uint32_t stream_index) {
-    const CellGroups& groups = trackers_[stream_index].groups();
-    StreamState& s = state(stream_index);
+void LayerCache::drop_unused(StreamState& s) {
+    const CellGroups& groups = s.groups();
     const std::uint32_t blocks_each = row_ratio(groups);
     std::vector<std::uint32_t> unused;
     for (std::uint32_t b = 0; b < groups.exact_rows().size(); ++b) {
@@ -209,40 +195,36 @@ void LayerCache::drop_unused(std::uint32_t stream_index) {
 }
 
 // What has left the newest tokens, where these alone stay exact.
-void LayerCache::pack_waiting(std::uint32_t stream_index, Executor& executor) {
-    const CellTracker& tracker = trackers_[stream_index];
-    StreamState& s = state(stream_index);
+void LayerCache::pack_waiting(StreamState& s, Executor& executor) {
     if (rows_ladder_ == ladder_) return;
     std::vector<Blocks::Packing> blocks;
-    for (std::uint32_t b = 0; b < tracker.groups().exact_rows().size(); ++b)
-        if (tracker.groups().exact_rows()[b] > 0 && tracker.waits(b) && s.exact.full(b) &&
+    for (std::uint32_t b = 0; b < s.groups().exact_rows().size(); ++b)
+        if (s.groups().exact_rows()[b] > 0 && s.tracker->waits(b) && s.exact.full(b) &&
             !s.exact.packed(b))
             blocks.push_back({&s.exact, b});
     Blocks::pack(std::move(blocks), {.rung = 1, .apart = true}, executor);
 }
 
 void LayerCache::follow_keys(std::uint32_t stream_index, Executor& executor) {
-    if (plan().scheme().exact() ||
-        state(stream_index).version == trackers_[stream_index].groups().version())
-        return;
+    StreamState& s = state(stream_index);
+    if (plan().scheme().exact() || s.version == s.groups().version()) return;
     if (plan().shape().latent()) return follow(stream_index, executor);  // no values come
     decoded_from_ = nullptr;
-    take_units(stream_index, true, executor);
-    drop_unused(stream_index);
+    take_units(s, true, executor);
+    drop_unused(s);
 }
 
 void LayerCache::follow(std::uint32_t stream_index, Executor& executor) {
     decoded_from_ = nullptr;
-    const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
-    if (s.version != groups.version()) {
-        take_units(stream_index, false, executor);
+    if (s.version != s.groups().version()) {
+        take_units(s, false, executor);
         s.rewritten |= plans().size() > 1;  // some may be for a lower rung
         s.keys_wait = false;
-        drop_unused(stream_index);
-        s.version = groups.version();
+        drop_unused(s);
+        s.version = s.groups().version();
     }
-    pack_waiting(stream_index, executor);
+    pack_waiting(s, executor);
     repack(stream_index, executor);
 }
 
@@ -257,7 +239,7 @@ void LayerCache::repack(std::uint32_t stream_index, Executor& executor) {
     StreamState& s = state(stream_index);
     if (!s.rewritten) return;
     decoded_from_ = nullptr;
-    lower(stream_index, executor);
+    lower(s, executor);
     s.rewritten = false;
 }
 

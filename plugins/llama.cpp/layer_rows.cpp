@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <tuple>
 
 #include "ggml.h"
 #include "host.h"
@@ -35,76 +34,57 @@ void each_row(std::size_t offset, std::size_t size, std::size_t bytes, Whole who
 }  // namespace
 
 // The rows of a unit that this layer has not packed yet are still exact.
-LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index, std::uint32_t cell,
-                                    std::uint32_t limit) const {
-    const CellGroups& groups = trackers_[stream_index].groups();
+LayerCache::Place LayerCache::place(Part part, std::uint32_t stream_index,
+                                    std::uint32_t cell) const {
     const StreamState& s = stream(stream_index);
-    const auto at = [&](std::uint32_t c) {
-        const std::uint32_t row = groups.packed_row(c);
-        const bool packed = row != no_cell && has_packed(part, s, groups, row / groups.block());
-        return std::pair(packed, packed ? row : groups.exact_row(c));
-    };
-    limit = std::min(limit, cells_ - cell);
-    const auto [packed, row] = at(cell);
-    Place found{.packed = packed, .row = row, .run = 1};
-    while (found.run < limit && at(cell + found.run) == std::pair(packed, row + found.run))
-        ++found.run;
-    return found;
+    const std::uint32_t row = s.groups().packed_row(cell);
+    const bool packed = row != no_cell && has_packed(part, s, row / s.groups().block());
+    return {packed, packed ? row : s.groups().exact_row(cell), cell};
 }
 
 bool LayerCache::writable(std::uint32_t stream_index, std::uint32_t cell) const {
-    const CellGroups& groups = trackers_[stream_index].groups();
+    const CellGroups& groups = stream(stream_index).groups();
     const bool written = groups.exact(cell) || groups.packed_row(cell) != no_cell;
-    return written && !place(Part::keys, stream_index, cell, 1).packed;
+    return written && !place(Part::keys, stream_index, cell).packed;
 }
 
 LayerCache::Rows LayerCache::rows(std::uint32_t stream_index) const {
-    const CellGroups& groups = trackers_[stream_index].groups();
+    const CellGroups& groups = stream(stream_index).groups();
     Rows rows;
     for (std::uint32_t cell = 0; cell < cells_; ++cell) {
         if (groups.packed_row(cell) == no_cell && !groups.exact(cell)) continue;
         const bool packed =
-            !plan().scheme().exact() && place(Part::values, stream_index, cell, 1).packed;
+            !plan().scheme().exact() && place(Part::values, stream_index, cell).packed;
         ++(packed ? rows.packed : rows.exact);
     }
     return rows;
 }
 
-std::vector<LayerCache::Placed> LayerCache::by_place(Part part, std::uint32_t stream_index,
-                                                     std::span<const std::uint32_t> cells) const {
-    std::vector<Placed> placed;
-    placed.reserve(cells.size());
-    for (const std::uint32_t cell : cells) {
-        const Place at = place(part, stream_index, cell, 1);
-        placed.push_back({at.packed, at.row, cell});
-    }
-    std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-        return std::tie(a.packed, a.row) < std::tie(b.packed, b.row);
-    });
-    return placed;
+std::vector<LayerCache::Place> LayerCache::by_place(Part part, std::uint32_t stream_index,
+                                                    std::span<const std::uint32_t> cells) const {
+    std::vector<Place> places;
+    places.reserve(cells.size());
+    for (const std::uint32_t cell : cells) places.push_back(place(part, stream_index, cell));
+    std::ranges::sort(places);
+    return places;
 }
 
-// Rows count over all streams: row = stream * cells + cell. They are read in the order in which
-// they lie, so that each block is decoded once.
+// In the order in which they lie, so that each block is decoded once.
 void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::byte* out) const {
     const std::size_t bytes = row_bytes(part);
     std::vector<std::uint32_t> cells;
     while (rows > 0) {
-        const auto s = static_cast<std::uint32_t>(row / cells_);
-        const auto first = static_cast<std::uint32_t>(row % cells_);
+        const auto [s, first] = cell_of(row);
         cells.resize(std::min<std::size_t>(rows, cells_ - first));
         std::iota(cells.begin(), cells.end(), first);
-        const std::vector<Placed> placed = by_place(part, s, cells);
-        for (std::size_t i = 0, n = 1; i < placed.size(); i += n, n = 1) {
-            const Placed& at = placed[i];
+        const std::vector<Place> places = by_place(part, s, cells);
+        for (std::uint32_t i = 0, n = 1; i < places.size(); i += n, n = 1) {
+            const Place& at = places[i];
             const std::uint32_t tokens = (at.packed ? plan() : row_plan()).block_tokens();
-            // What lies right behind it, in its block, and is wanted right behind it.
-            while (i + n < placed.size() && placed[i + n].packed == at.packed &&
-                   placed[i + n].row == at.row + n && placed[i + n].cell == at.cell + n &&
+            while (i + n < places.size() && places[i + n] == at.behind(n) &&
                    at.row % tokens + n < tokens)
                 ++n;
-            read_run(part, s, {at.packed, at.row, static_cast<std::uint32_t>(n)},
-                     out + (at.cell - first) * bytes);
+            read_run(part, stream(s), at, n, out + (at.cell - first) * bytes);
         }
         out += cells.size() * bytes;
         row += cells.size();
@@ -113,12 +93,10 @@ void LayerCache::read_rows(Part part, std::size_t row, std::size_t rows, std::by
 }
 
 // Of one block.
-void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at,
+void LayerCache::read_run(Part part, const StreamState& s, const Place& at, std::uint32_t run,
                           std::byte* out) const {
-    const StreamState& s = stream(stream_index);
-    const CellGroups& groups = trackers_[stream_index].groups();
     const Blocks& table = at.packed ? s.packed : s.exact;
-    const std::size_t bytes = at.run * row_bytes(part);
+    const std::size_t bytes = run * row_bytes(part);
     const Plan& its = table.plan();
     const std::uint32_t block = at.row / its.block_tokens();
     const BlockView view = table.view(block);
@@ -136,15 +114,15 @@ void LayerCache::read_run(Part part, std::uint32_t stream_index, const Place& at
     }
     // A state's rows may lie at odd addresses.
     rows_.resize(bytes / sizeof rows_[0]);
-    const BlockRows<const std::byte> run{view.packed ? decoded_.data() : view.keys,
-                                         at.row % its.block_tokens(), at.run};
-    device().read_rows(its, part, std::span(&run, 1),
+    const BlockRows<const std::byte> rows{view.packed ? decoded_.data() : view.keys,
+                                          at.row % its.block_tokens(), run};
+    device().read_rows(its, part, std::span(&rows, 1),
                        {rows_.data(), shape_.head_dim, shape_.channels()}, serial_executor());
-    const std::uint32_t unit = at.row / groups.block();
+    const std::uint32_t unit = at.row / s.groups().block();
     if (part == Part::keys && at.packed && moved_by(s, unit) != 0) {
         std::vector<float> values(rows_.size());
         std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
-        turn_rows(stream_index, at.row, at.run, 1, values.data());
+        turn_rows(s, at.row, run, 1, values.data());
         std::ranges::transform(values, rows_.begin(), lowkv_f32_to_f16);
     }
     std::memcpy(out, rows_.data(), bytes);
@@ -169,34 +147,35 @@ void LayerCache::write_rows(Part part, std::size_t row, std::size_t rows, const 
     std::vector<float> values;  // of moved rows
     std::vector<std::uint32_t> places;
     while (rows > 0) {
-        const auto s = static_cast<std::uint32_t>(row / cells_);
-        const auto cell = static_cast<std::uint32_t>(row % cells_);
-        const auto limit =
-            static_cast<std::uint32_t>(std::min({rows, batch, cells_ - row % cells_}));
-        for (std::uint32_t i = 0; i < limit; ++i) trackers_[s].place(cell + i);
-        const Place at = place(part, s, cell, limit);
+        const auto [stream, cell] = cell_of(row);
+        const StreamState& s = state(stream);
+        const std::size_t limit = std::min<std::size_t>({rows, batch, cells_ - cell});
+        for (std::uint32_t i = 0; i < limit; ++i) s.tracker->place(cell + i);
+        const Place at = place(part, stream, cell);
+        std::uint32_t run = 1;  // rows that lie side by side
+        while (run < limit && place(part, stream, cell + run) == at.behind(run)) ++run;
         lowkv::Rows from{in, RowType::f16, shape_.head_dim, channels};
-        const bool turns = part == Part::keys && at.packed && !state(s).moved.empty();
+        const bool turns = part == Part::keys && at.packed && !s.moved.empty();
         const bool is_odd = reinterpret_cast<std::uintptr_t>(in) % sizeof rows_[0] != 0;
         if (is_odd || turns) {
-            rows_.resize(std::size_t{at.run} * channels);
-            std::memcpy(rows_.data(), in, at.run * row_bytes(part));
+            rows_.resize(std::size_t{run} * channels);
+            std::memcpy(rows_.data(), in, run * row_bytes(part));
             from.data = rows_.data();
         }
         if (turns) {
             values.resize(rows_.size());
             std::ranges::transform(rows_, values.begin(), lowkv_f16_to_f32);
-            turn_rows(s, at.row, at.run, -1, values.data());
+            turn_rows(s, at.row, run, -1, values.data());
             from = {values.data(), RowType::f32, shape_.head_dim, channels};
         }
-        places.resize(at.run);
+        places.resize(run);
         std::iota(places.begin(), places.end(), at.row);
-        to_write(part, s, at)
+        to_write(part, stream, at)
             .write(places, part == Part::keys ? from : lowkv::Rows{},
                    part == Part::values ? from : lowkv::Rows{}, {}, executor);
-        in += at.run * row_bytes(part);
-        row += at.run;
-        rows -= at.run;
+        in += run * row_bytes(part);
+        row += run;
+        rows -= run;
     }
 }
 
@@ -205,14 +184,14 @@ void LayerCache::write_key(std::uint32_t stream_index, std::uint32_t cell, const
     std::vector<float> values(shape_.channels());
     ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(row), values.data(),
                           static_cast<std::int64_t>(values.size()));
-    const Place at = place(Part::keys, stream_index, cell, 1);
-    if (at.packed) turn_rows(stream_index, at.row, 1, -1, values.data());
+    const Place at = place(Part::keys, stream_index, cell);
+    if (at.packed) turn_rows(stream(stream_index), at.row, 1, -1, values.data());
     const lowkv::Rows from{values.data(), RowType::f32, shape_.head_dim, values.size()};
     to_write(Part::keys, stream_index, at).write({&at.row, 1}, from, {}, {&position, 1});
 }
 
 std::int32_t LayerCache::position(std::uint32_t stream_index, std::uint32_t cell) const {
-    const Place at = place(Part::keys, stream_index, cell, 1);
+    const Place at = place(Part::keys, stream_index, cell);
     const StreamState& s = stream(stream_index);
     return (at.packed ? s.packed : s.exact).position(at.row);
 }

@@ -13,8 +13,8 @@ namespace lowkv::ggml {
 // rounded as stock llama.cpp rounds them, and keys from before RoPE know their positions.
 void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope>& rope,
                             const std::int32_t* distances, std::vector<std::uint32_t>& rest) {
-    const CellGroups& groups = trackers_[stream_index].groups();
     StreamState& s = state(stream_index);
+    const CellGroups& groups = s.groups();
     const auto generations = groups.generations();
     std::vector<std::uint8_t> done(cells_, 0);
     const auto move = [&](std::uint32_t unit, bool packed) {
@@ -38,7 +38,7 @@ void LayerCache::move_units(std::uint32_t stream_index, const std::optional<Rope
         s.moved.resize(generations.size(), 0);
         const std::uint32_t blocks_each = ratio(groups);
         for (std::uint32_t unit = 0; unit < generations.size(); ++unit) {
-            if (generations[unit] % 2 == 0 || !has_packed(Part::keys, s, groups, unit)) continue;
+            if (generations[unit] % 2 == 0 || !has_packed(Part::keys, s, unit)) continue;
             bool packed = true;
             for (std::uint32_t b = unit * blocks_each; b < (unit + 1) * blocks_each; ++b)
                 packed = packed && s.packed.packed(b);
@@ -62,13 +62,13 @@ void LayerCache::keep_open(StreamState& s, std::uint32_t unit) const {
 
 // Rows [first, first + count) of the packed area: from where they were packed to where they are, or
 // back (`direction` -1).
-void LayerCache::turn_rows(std::uint32_t stream_index, std::uint32_t first, std::uint32_t count,
+void LayerCache::turn_rows(const StreamState& s, std::uint32_t first, std::uint32_t count,
                            int direction, float* rows) const {
-    const std::uint32_t unit_rows = trackers_[stream_index].groups().block();
+    const std::uint32_t unit_rows = s.groups().block();
     for (std::uint32_t i = 0; i < count;) {
         const std::uint32_t unit = (first + i) / unit_rows;
         const std::uint32_t end = std::min(count, (unit + 1) * unit_rows - first);
-        if (const std::int32_t distance = moved_by(stream(stream_index), unit); distance != 0) {
+        if (const std::int32_t distance = moved_by(s, unit); distance != 0) {
             const KeyShift shift(*shift_rope_, shape_, direction * distance);
             for (std::size_t at = std::size_t{i} * shape_.kv_heads;
                  at < std::size_t{end} * shape_.kv_heads; ++at)

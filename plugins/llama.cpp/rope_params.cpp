@@ -86,7 +86,7 @@ double pair_of_turns(const ggml_tensor& node, double turns) {
 }  // namespace
 
 Rope rope_of(const ggml_tensor& node) {
-    if (operation(node) != Operation::rope)
+    if (operation(node) != op_name::rope)
         throw Error(ErrorCode::invalid_argument, std::string(ggml_get_name(&node)) +
                                                      " is no ROPE node but " + ggml_op_desc(&node));
     Rope rope{.pairs = pairs_of(node), .frequencies = {}, .magnitude = real(node, attention)};
@@ -115,31 +115,21 @@ Rope rope_of(const ggml_tensor& node) {
 }
 
 const ggml_tensor* behind_views(const ggml_tensor* tensor) {
-    while (tensor != nullptr) {
-        switch (operation(*tensor)) {
-            case Operation::reshape:
-            case Operation::view:
-            case Operation::permute:
-            case Operation::transpose:
-            case Operation::cont:
-            case Operation::cpy:
-            case Operation::dup: tensor = tensor->src[0]; break;
-            default: return tensor;
-        }
-    }
-    return nullptr;
+    while (tensor != nullptr &&
+           is_any(*tensor, {op_name::reshape, op_name::view, op_name::permute, op_name::transpose,
+                            op_name::cont, op_name::cpy, op_name::dup}))
+        tensor = tensor->src[0];
+    return tensor;
 }
 
 const ggml_tensor* rope_above(const ggml_tensor* tensor) {
     const ggml_tensor* source = behind_views(tensor);
-    return source != nullptr && operation(*source) == Operation::rope ? source : nullptr;
+    return source != nullptr && operation(*source) == op_name::rope ? source : nullptr;
 }
 
 bool rotated_before(const ggml_tensor* tensor, int depth) {
-    if (tensor == nullptr || operation(*tensor) == Operation::mul_mat ||
-        operation(*tensor) == Operation::mul_mat_id)
-        return false;
-    if (operation(*tensor) == Operation::rope || depth == 0)
+    if (tensor == nullptr || is_any(*tensor, {op_name::mul_mat, op_name::mul_mat_id})) return false;
+    if (operation(*tensor) == op_name::rope || depth == 0)
         return true;  // too far to tell: taken for one
     return std::any_of(std::begin(tensor->src), std::end(tensor->src),
                        [=](const ggml_tensor* s) { return rotated_before(s, depth - 1); });

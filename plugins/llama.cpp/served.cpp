@@ -49,23 +49,16 @@ bool served_rope(const ggml_tensor& op) {
 }  // namespace
 
 bool is_view(const ggml_tensor& op) noexcept {
-    switch (operation(op)) {
-        case Operation::none:
-        case Operation::view:
-        case Operation::reshape:
-        case Operation::permute:
-        case Operation::transpose: return true;
-        default: return false;
-    }
+    return is_any(
+        op, {op_name::none, op_name::view, op_name::reshape, op_name::permute, op_name::transpose});
 }
 
 bool served(const ggml_tensor& op) {
-    switch (operation(op)) {
-        case Operation::set_rows: return served_set_rows(op);
-        case Operation::flash_attn_ext: return served_attention(op);
-        case Operation::rope: return served_rope(op);
-        default: return is_view(op);
-    }
+    const std::string_view name = operation(op);
+    if (name == op_name::set_rows) return served_set_rows(op);
+    if (name == op_name::flash_attn_ext) return served_attention(op);
+    if (name == op_name::rope) return served_rope(op);
+    return is_view(op);
 }
 
 }  // namespace lowkv::ggml

@@ -30,10 +30,8 @@ class StepView {
         const CellTracker* tracker = nullptr;
         std::uint64_t step = 0;
         std::uint64_t layout = 0;
-        const void* tensor = nullptr;
-        const std::uint16_t* mask = nullptr;
-        std::size_t stride = 0;
-        std::uint32_t visible = 0, tokens = 0;
+        MaskRows mask;
+        std::uint32_t tokens = 0;
         friend bool operator==(const Key&, const Key&) = default;
     };
     void find_seen(const MaskRows& mask, std::uint32_t tokens, Executor& executor);
