@@ -335,7 +335,7 @@ class Launch {
         }
         const std::uint32_t fetches = add_words(numbers_.fetches());
         std::memcpy(words_.data(), &call, sizeof call);
-        words_buffer_ = state_.words.holding(state_.queue, std::span<const std::uint32_t>(words_));
+        words_buffer_ = state_.words.holding(state_.queue, words_);
         numbers_buffer_ = numbers_.upload(state_, words_buffer_, fetches);
         if (reached_ && call.rotated != call.queries)
             state_.queue.launch(Kernel::rotate_queries, {64, queries_}, plan_buffer_,

@@ -302,7 +302,7 @@ class KernelDevice final : public Device {
         const std::size_t codes = std::size_t{shape.tokens} * shape.head_dim;
         const std::vector<std::uint32_t> hints = hints_of(state_->memory, plan, batch.blocks);
         launch(Kernel::begin_sorted, grid_of(1, heads),
-               state_->hints.holding(state_->queue, std::span<const std::uint32_t>(hints)));
+               state_->hints.holding(state_->queue, hints));
         launch(Kernel::transform_sorted, grid_of(codes / LOWKV_SORTED_GROUP, heads));
         launch(Kernel::find_reaches, grid_of(shape.tokens, heads));
         launch(Kernel::find_nearest, grid_of(codes, heads));
@@ -330,8 +330,7 @@ class KernelDevice final : public Device {
                 addresses.push_back(state.memory.address(block.from));
                 addresses.push_back(state.memory.address(block.to));
             }
-            const Handle words =
-                state.words.holding(state.queue, std::span<const std::uint32_t>(addresses));
+            const Handle words = state.words.holding(state.queue, addresses);
             for (const std::uint32_t part : {0u, 1u})
                 f(Batch{known.buffer.get(), part, known.description.parts[part], some, words});
         }

@@ -170,13 +170,11 @@ void Memory::addresses(std::span<const BlockView> blocks, std::uint32_t* to) con
 
 Memories Memory::all() const noexcept {
     Memories memories{};
-    for (const Segment& segment : segments_) {
-        if (segment.reserved == nullptr) continue;
-        for (std::size_t i = 0; i < memories.size(); ++i) {
-            const bool own = i == static_cast<std::size_t>(&segment - segments_.data());
-            if (own || memories[i] == nullptr) memories[i] = segment.buffer.get();
-        }
-    }
+    std::ranges::transform(segments_, memories.begin(),
+                           [](const Segment& segment) { return segment.buffer.get(); });
+    const auto any =
+        std::ranges::find_if(memories, [](Handle buffer) { return buffer != nullptr; });
+    if (any != memories.end()) std::ranges::replace(memories, nullptr, Handle{*any});
     return memories;
 }
 

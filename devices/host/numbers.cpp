@@ -93,7 +93,7 @@ const float* give_results(const AttentionIO& io, std::uint32_t first, std::uint3
 }
 
 Handle Numbers::upload(State& state, Handle words, std::uint32_t fetches) const {
-    if (!fetched_) return state.numbers.holding(state.queue, std::span<const float>(floats_));
+    if (!fetched_) return state.numbers.holding(state.queue, floats_);
     const Handle buffer = state.numbers.of(state.queue, reserved_ * sizeof(float));
     std::uint32_t most = 0;
     for (const lowkv_fetch& fetch : fetches_) most = std::max(most, fetch.count);

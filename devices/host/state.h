@@ -24,9 +24,10 @@ class Grown {
     Handle of(Queue& queue, std::size_t bytes);
     // Throws likewise.
     template <class T>
-    Handle holding(Queue& queue, std::span<const T> values) {
-        const Handle buffer = of(queue, values.size_bytes());
-        queue.write(buffer, 0, values.data(), values.size_bytes());
+    Handle holding(Queue& queue, const std::vector<T>& values) {
+        const std::size_t bytes = values.size() * sizeof(T);
+        const Handle buffer = of(queue, bytes);
+        queue.write(buffer, 0, values.data(), bytes);
         return buffer;
     }
 

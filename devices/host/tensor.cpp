@@ -36,30 +36,21 @@ bool has_table(const lowkv_part& part) noexcept {
            part.group_rows == 1;
 }
 
-std::uint32_t form_of_keys(const Plan& plan, const lowkv_part& part) noexcept {
+std::uint32_t form_of(const PackedPart& packed, const lowkv_part& part) noexcept {
     const std::uint32_t bits = bits_of(part.width);
+    const bool keys = part.keys != 0;
     if (part.exact != 0) return LOWKV_TENSOR_EXACT;
     // Rows are those of A that means leave, and read two bytes at once.
-    if (plan.keys().sorted_table() != nullptr)
+    if (packed.sorted_table() != nullptr)
         return part.tokens >= LOWKV_TENSOR_CELLS && part.sorted.rows % 2 == 0 ? LOWKV_TENSOR_SORTED
                                                                               : LOWKV_TENSOR_NONE;
     if (part.has_mean != 0) return LOWKV_TENSOR_NONE;
-    if (has_zeros(part) && part.by_channel != 0)
+    if (has_zeros(part) && part.by_channel == part.keys)
         return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
-    if (has_zeros(part)) return bits == 4 ? LOWKV_TENSOR_EVEN_BY_TOKEN : LOWKV_TENSOR_NONE;
-    if (has_table(part) && part.metadata == LOWKV_F16 && bits >= 2 && bits <= 4)
-        return LOWKV_TENSOR_TABLE;
-    return LOWKV_TENSOR_NONE;
-}
-std::uint32_t form_of_values(const lowkv_part& part) noexcept {
-    const std::uint32_t bits = bits_of(part.width);
-    if (part.exact != 0) return LOWKV_TENSOR_EXACT;
-    if (part.has_mean != 0) return LOWKV_TENSOR_NONE;
-    if (has_zeros(part) && part.by_channel == 0)
-        return bits == 2 || bits == 4 || bits == 8 ? LOWKV_TENSOR_EVEN : LOWKV_TENSOR_NONE;
-    if (has_table(part) && part.metadata != LOWKV_E4M3 && bits >= 1 && bits <= 4)
-        return LOWKV_TENSOR_TABLE;
-    return LOWKV_TENSOR_NONE;
+    if (has_zeros(part) && keys) return bits == 4 ? LOWKV_TENSOR_EVEN_BY_TOKEN : LOWKV_TENSOR_NONE;
+    const bool served =
+        keys ? part.metadata == LOWKV_F16 && bits >= 2 : part.metadata != LOWKV_E4M3 && bits >= 1;
+    return has_table(part) && served && bits <= 4 ? LOWKV_TENSOR_TABLE : LOWKV_TENSOR_NONE;
 }
 
 lowkv_tensor_part describe_part(const lowkv_part& from, std::uint32_t form) noexcept {
@@ -220,8 +211,8 @@ lowkv_tensor describe_tensor(const Plan& plan, const lowkv_part (&parts)[2],
     const std::uint32_t d = plan.shape().head_dim, tokens = plan.block_tokens();
     if ((d != 64 && d != 128 && d != 256) || tokens < 32 || !is_power(tokens)) return {};
     lowkv_tensor tensor{};
-    tensor.keys = describe_part(parts[0], form_of_keys(plan, parts[0]));
-    tensor.values = describe_part(parts[1], form_of_values(parts[1]));
+    tensor.keys = describe_part(parts[0], form_of(plan.keys(), parts[0]));
+    tensor.values = describe_part(parts[1], form_of(plan.values(), parts[1]));
     if (tensor.keys.form == LOWKV_TENSOR_NONE || tensor.values.form == LOWKV_TENSOR_NONE) return {};
     tensor.token_shift = log2_of(tokens);
     tensor.rotated = plan.keys().rotation() != nullptr ? 1 : 0;

@@ -75,11 +75,12 @@ FN uint16_t carrying(GLOBAL const uint8_t* section, uint32_t bytes, uint64_t che
 }
 
 // The byte that eight elements of a head carry.
-FN uint8_t carried_byte(GLOBAL const lowkv_part* part, head_t head, uint32_t byte) {
+FN uint8_t carried_byte(head_t head, uint32_t byte) {
     uint32_t value = 0;
     for (uint32_t i = 0; i < 8; ++i) {
         const uint32_t index = 8 * byte + i;
-        const uint32_t bits = element_of(part, head, index / part->tokens, index % part->tokens);
+        const uint32_t tokens = head.part->tokens;
+        const uint32_t bits = element_of(head, index / tokens, index % tokens);
         value |= (bits / CARRYING_BIT & 1u) << i;
     }
     return (uint8_t)value;
@@ -87,10 +88,10 @@ FN uint8_t carried_byte(GLOBAL const lowkv_part* part, head_t head, uint32_t byt
 
 // Whether the section's first bytes, which were taken from the head's elements, are what these
 // carry.
-FN int is_carried(GLOBAL const lowkv_part* part, head_t head, uint32_t bytes) {
+FN int is_carried(head_t head, uint32_t bytes) {
     uint64_t checksum = 0;
     for (uint32_t i = 0; i < CHECKSUM_BYTES; ++i)
-        checksum |= (uint64_t)carried_byte(part, head, bytes + i) << (8 * i);
+        checksum |= (uint64_t)carried_byte(head, bytes + i) << (8 * i);
     // Rows of zeros carry nothing, whatever the checksum of zeros is.
     return checksum != 0 && checksum == checksum_of(head.section, bytes);
 }

@@ -6,6 +6,7 @@
 // group's second number says which block and head.
 
 typedef struct {
+    GLOBAL const lowkv_part* part;
     GLOBAL const uint8_t* exact;  // the part, of all heads
     GLOBAL uint8_t* section;
     GLOBAL float *scales, *zeros, *mean, *y;
@@ -13,15 +14,20 @@ typedef struct {
     uint32_t head;
 } head_t;
 
-#define OPEN_HEAD(part, blocks, scratch)                           \
+// The parameters of the kernels below and in the files that follow, and the head of a group.
+#define ENCODING                                                                        \
+    MEMORY, GLOBAL const uint32_t *plan, uint32_t which, GLOBAL const uint32_t *blocks, \
+        GLOBAL uint8_t *scratch
+#define OPEN_HEAD(part)                                            \
     open_head(part, AT(blocks[2 * (GROUP(1) / (part)->kv_heads)]), \
-              AT(blocks[2 * (GROUP(1) / (part)->kv_heads) + 1]), scratch, GROUP(1))
+              AT(blocks[2 * (GROUP(1) / (part)->kv_heads) + 1]), scratch)
 
 FN head_t open_head(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* from, GLOBAL uint8_t* to,
-                    GLOBAL uint8_t* scratch, uint32_t number) {
+                    GLOBAL uint8_t* scratch) {
     head_t head;
-    GLOBAL uint8_t* own = scratch + (size_t)number * part->scratch_bytes;
-    head.head = number % part->kv_heads;
+    GLOBAL uint8_t* own = scratch + (size_t)GROUP(1) * part->scratch_bytes;
+    head.part = part;
+    head.head = GROUP(1) % part->kv_heads;
     head.exact = from + part->exact_at;
     head.section = section_of(part, to, head.head);
     head.scales = (GLOBAL float*)own;
@@ -32,19 +38,17 @@ FN head_t open_head(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* from, G
     return head;
 }
 
-FN uint16_t element_of(GLOBAL const lowkv_part* part, head_t head, uint32_t channel,
-                       uint32_t token) {
-    return load_half(head.exact, part->rows,
-                     exact_index(part, head.head * part->head_dim + channel, token));
+FN uint16_t element_of(head_t head, uint32_t channel, uint32_t token) {
+    return load_half(head.exact, head.part->rows,
+                     exact_index(head.part, head.head * head.part->head_dim + channel, token));
 }
 
 // An element of a group, counted from its first.
-FN float grouped(GLOBAL const lowkv_part* part, head_t head, uint32_t row, uint32_t entry,
-                 uint32_t i) {
-    const uint32_t along = row * part->group + i;
-    if (part->by_token) return head.y[entry * part->head_dim + along];
-    return lowkv_f16_to_f32(part->by_channel ? element_of(part, head, entry, along)
-                                             : element_of(part, head, along, entry));
+FN float grouped(head_t head, uint32_t row, uint32_t entry, uint32_t i) {
+    const uint32_t along = row * head.part->group + i;
+    if (head.part->by_token) return head.y[entry * head.part->head_dim + along];
+    return lowkv_f16_to_f32(head.part->by_channel ? element_of(head, entry, along)
+                                                  : element_of(head, along, entry));
 }
 
 FN uint32_t elements_of(GLOBAL const lowkv_part* part, uint32_t row) {
@@ -72,15 +76,14 @@ FN float folded(const float* sums) {
     return sum;
 }
 
-FN float squared_error(GLOBAL const lowkv_part* part, head_t head, uint32_t row, uint32_t entry,
-                       grid_t grid) {
-    const float inverse = 1.0f / grid.scale;
-    const uint32_t count = elements_of(part, row);
+FN float squared_error(head_t head, uint32_t row, uint32_t entry, grid_t grid) {
+    const float inverse = 1.0f / grid.scale, top = head.part->top;
+    const uint32_t count = elements_of(head.part, row);
     float sums[16];
     for (uint32_t i = 0; i < count; ++i) {
-        const float level = (grouped(part, head, row, entry, i) - grid.zero) * inverse;
+        const float level = (grouped(head, row, entry, i) - grid.zero) * inverse;
         const float nearest =
-            lowkv_clamp_level(level, part->top) + LOWKV_ROUND_TO_INTEGER - LOWKV_ROUND_TO_INTEGER;
+            lowkv_clamp_level(level, top) + LOWKV_ROUND_TO_INTEGER - LOWKV_ROUND_TO_INTEGER;
         fold_in(sums, i, (level - nearest) * (level - nearest));
     }
     return folded(sums) * grid.scale * grid.scale;
@@ -94,15 +97,13 @@ FN grid_t clipped_grid(float low, float high, float share, float top) {
     return grid;
 }
 
-FN grid_t searched_grid(GLOBAL const lowkv_part* part, head_t head, uint32_t row, uint32_t entry,
-                        grid_t full) {
-    const float high = full.zero + full.scale * part->top;
+FN grid_t searched_grid(head_t head, uint32_t row, uint32_t entry, grid_t full) {
+    const float top = head.part->top, high = full.zero + full.scale * top;
     grid_t best = full;
-    float least = squared_error(part, head, row, entry, full);
+    float least = squared_error(head, row, entry, full);
     for (int32_t i = 1; i <= 14; ++i) {
-        const float share = (float)(20 - i) / 20.0f;
-        const grid_t grid = clipped_grid(full.zero, high, share, part->top);
-        const float error = squared_error(part, head, row, entry, grid);
+        const grid_t grid = clipped_grid(full.zero, high, (float)(20 - i) / 20.0f, top);
+        const float error = squared_error(head, row, entry, grid);
         if (!(error < least)) continue;
         least = error;
         best = grid;
@@ -121,25 +122,24 @@ KERNEL(encode_exact, 64)
 
 // The range of each group, an item a group.
 KERNEL(find_ranges, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t group = NUMBER;
     if (group >= part->group_rows * part->row_entries) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t row = group / part->row_entries, entry = group % part->row_entries;
     int32_t low = 0x7fff, high = -0x8000;
     for (uint32_t i = 0; i < elements_of(part, row); ++i) {
         const uint32_t along = row * part->group + i;
-        const int32_t value = ordered(part->by_channel ? element_of(part, head, entry, along)
-                                                       : element_of(part, head, along, entry));
+        const int32_t value = ordered(part->by_channel ? element_of(head, entry, along)
+                                                       : element_of(head, along, entry));
         low = value < low ? value : low;
         high = value > high ? value : high;
     }
     grid_t grid;
     grid.zero = finite_value(low);
     grid.scale = (finite_value(high) - grid.zero) / part->top;
-    if (part->search) grid = searched_grid(part, head, row, entry, grid);
+    if (part->search) grid = searched_grid(head, row, entry, grid);
     head.scales[group] = grid.scale;
     head.zeros[group] = grid.zero;
 }
@@ -166,11 +166,10 @@ FN float raised(float scale, float least) {
 
 // A head's metadata, from the scratch memory, where what is stored takes its place: a group a head.
 KERNEL(write_metadata, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     SHARED(float, largest, 128);
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t groups = part->group_rows * part->row_entries, item = ITEM;
     // What is nobody's, and the codes until they are packed.
     for (uint32_t i = item; i < part->head_bytes / 4; i += 64)
@@ -215,28 +214,25 @@ KERNEL(write_metadata, 64)
 
 // The codes of uniform groups, of y where there is one: an item an element.
 KERNEL(find_codes, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t i = NUMBER;
     if (i >= part->tokens * part->head_dim) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t token = i / part->head_dim, channel = i % part->head_dim;
     const uint32_t row = (part->by_channel ? token : channel) / part->group;
     const uint32_t group = row * part->row_entries + (part->by_channel ? channel : token);
-    const float x =
-        part->by_token ? head.y[i] : lowkv_f16_to_f32(element_of(part, head, channel, token));
+    const float x = part->by_token ? head.y[i] : lowkv_f16_to_f32(element_of(head, channel, token));
     head.codes[i] =
         lowkv_uniform_code(x, head.zeros[group], lowkv_divisor(head.scales[group]), part->top);
 }
 
 // The codes into their bytes: an item a byte.
 KERNEL(pack_codes, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t i = NUMBER;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const codes_t codes = codes_of(part, head.codes);
     if (i >= lowkv_codes_bytes(codes.width, codes.lanes, codes.steps)) return;
     head.section[part->codes_at + i] = packed_byte(codes, i);

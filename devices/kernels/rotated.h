@@ -3,23 +3,22 @@
 // encoded.
 
 // Infinities end at +-65504; a NaN is stored as 0.
-FN float token_value(GLOBAL const lowkv_part* part, head_t head, uint32_t channel, uint32_t token) {
-    const float value = lowkv_f16_to_f32(element_of(part, head, channel, token));
+FN float token_value(head_t head, uint32_t channel, uint32_t token) {
+    const float value = lowkv_f16_to_f32(element_of(head, channel, token));
     if (value != value) return 0.0f;
     return value < -65504.0f ? -65504.0f : value > 65504.0f ? 65504.0f : value;
 }
 
 // The mean of a block's tokens, rotated as they are and rounded to f16: a group a head.
 KERNEL(find_mean, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     SHARED(float, x, LOWKV_MOST_CHANNELS);
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const float share = 1.0f / (float)part->tokens;
     for (uint32_t c = ITEM; c < part->head_dim; c += 64) {
         float sum = 0.0f;
-        for (uint32_t t = 0; t < part->tokens; ++t) sum += token_value(part, head, c, t);
+        for (uint32_t t = 0; t < part->tokens; ++t) sum += token_value(head, c, t);
         x[c] = sum * share;
     }
     BARRIER();
@@ -30,13 +29,12 @@ KERNEL(find_mean, 64)
 
 // A token's y: a group a token.
 KERNEL(transform, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     SHARED(float, x, LOWKV_MOST_CHANNELS);
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t token = GROUP(0);
-    for (uint32_t c = ITEM; c < part->head_dim; c += 64) x[c] = token_value(part, head, c, token);
+    for (uint32_t c = ITEM; c < part->head_dim; c += 64) x[c] = token_value(head, c, token);
     BARRIER();
     rotate_channels(part, plan, x, 0);
     for (uint32_t c = ITEM; c < part->head_dim; c += 64)
@@ -74,12 +72,11 @@ FN float fitted_scale(GLOBAL const lowkv_part* part, GLOBAL const float* y, floa
 // Uniform groups' grids, and the codes and scales of normal levels: an item a group. Of a trellis
 // (a group is a head) the factors that make its tokens normal, which they are multiplied by.
 KERNEL(find_grids, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t group = NUMBER;
     if (group >= part->group_rows * part->row_entries) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t row = group / part->row_entries, token = group % part->row_entries;
     const uint32_t count = elements_of(part, row);
     const uint32_t first = token * part->head_dim + row * part->group;
@@ -93,7 +90,7 @@ KERNEL(find_grids, 64)
         grid_t grid;
         grid.scale = low < high ? (high - low) / part->top : 0.0f;
         grid.zero = low;
-        if (part->search) grid = searched_grid(part, head, row, token, grid);
+        if (part->search) grid = searched_grid(head, row, token, grid);
         head.scales[group] = grid.scale;
         head.zeros[group] = grid.zero;
         return;
@@ -116,12 +113,11 @@ KERNEL(find_grids, 64)
 
 // Of a trellis, once its windows are found: an item a token.
 KERNEL(find_scales, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t token = NUMBER, d = part->head_dim;
     if (token >= part->tokens) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     GLOBAL const float* y = head.y + token * d;
     const float scale = fitted_scale(part, y, squares_of(y, d), d, head.codes + token * d);
     head.scales[token] = scale > 0.0f ? scale / head.scales[token] : 0.0f;
@@ -129,12 +125,11 @@ KERNEL(find_scales, 64)
 
 // The stored mean, less that of what the codes lose: an item a channel.
 KERNEL(correct_mean, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t channel = NUMBER;
     if (channel >= part->head_dim) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     const uint32_t row = channel / part->group * part->row_entries;
     float sum = 0.0f;
     for (uint32_t t = 0; t < part->tokens; ++t)

@@ -121,7 +121,7 @@ FN float part_of_term(attention_t a, sorted_t s, uint32_t which, uint32_t row, u
 // A group's numbers of a damped query, by place, become what its codes' levels are multiplied by.
 FN void sort_group(sorted_t s, uint32_t group, float* x) {
     hadamard_of_row(x);
-    const float unit = 0.25f * s.plan->levels[s.plan->groups[group].bits].step * unit_of(s, group);
+    const float unit = 0.25f * levels_of(s, group)->step * unit_of(s, group);
     for (uint32_t k = 0; k < GROUP_CHANNELS; ++k) x[k] *= unit;
 }
 
@@ -161,7 +161,7 @@ FN void multiply_sorted(attention_t a, GLOBAL const uint8_t* keys, uint32_t toke
     const sorted_t s = open_sorted_section(a.plan, a.keys, keys + a.kv_head * a.keys->head_bytes);
     float sum[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (uint32_t g = quarter; g < s.plan->coded_groups; g += QUARTERS) {
-        GLOBAL const lowkv_sorted_levels* levels = &s.plan->levels[s.plan->groups[g].bits];
+        GLOBAL const lowkv_sorted_levels* levels = levels_of(s, g);
         uint32_t codes[GROUP_CHANNELS];
         open_codes(s, g, token, codes);
         for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) {

@@ -63,6 +63,10 @@ FN float sorted_level(GLOBAL const lowkv_sorted_levels* levels, uint32_t code) {
     return (float)sum - LOWKV_SORTED_MIDDLE;
 }
 
+FN GLOBAL const lowkv_sorted_levels* levels_of(sorted_t s, uint32_t group) {
+    return &s.plan->levels[s.plan->groups[group].bits];
+}
+
 // The codes of a token in a group, of a trellis windows, in the order in which a word has them.
 FN void open_codes(sorted_t s, uint32_t group, uint32_t token, uint32_t* codes) {
     GLOBAL const lowkv_sorted_group* entry = &s.plan->groups[group];
@@ -111,7 +115,7 @@ KERNEL(decode_sorted, 64)
         float y[GROUP_CHANNELS];
         for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) y[i] = 0.0f;
         if (group < s.plan->coded_groups) {
-            GLOBAL const lowkv_sorted_levels* levels = &s.plan->levels[s.plan->groups[group].bits];
+            GLOBAL const lowkv_sorted_levels* levels = levels_of(s, group);
             const float unit = unit_of(s, group), scale = scale_of(s, t);
             uint32_t codes[GROUP_CHANNELS];
             open_codes(s, group, t, codes);

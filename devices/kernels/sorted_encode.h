@@ -7,12 +7,11 @@
 // What the host says of each block: the address of the block whose statistics it takes over, or
 // LOWKV_NOWHERE, then the damping of all heads.
 
-#define CARRIED_FLAG(part, head) \
-    ((GLOBAL uint32_t*)(head.codes + (part)->tokens * (part)->head_dim))
+#define CARRIED_FLAG(head) \
+    ((GLOBAL uint32_t*)(head.codes + head.part->tokens * head.part->head_dim))
 
-FN sorted_t sorted_section(GLOBAL const uint32_t* plan, GLOBAL const lowkv_part* part,
-                           head_t head) {
-    return open_sorted_section(plan, part, head.section);
+FN sorted_t sorted_section(GLOBAL const uint32_t* plan, head_t head) {
+    return open_sorted_section(plan, head.part, head.section);
 }
 
 FN void store_half_at(head_t head, uint32_t offset, uint16_t half_bits) {
@@ -20,8 +19,8 @@ FN void store_half_at(head_t head, uint32_t offset, uint16_t half_bits) {
 }
 
 // Infinities end at +-65504; a NaN is stored as 0.
-FN float undamped(GLOBAL const lowkv_part* part, head_t head, uint32_t channel, uint32_t token) {
-    const uint32_t bits = element_of(part, head, channel, token), magnitude = bits & 0x7fffu;
+FN float undamped(head_t head, uint32_t channel, uint32_t token) {
+    const uint32_t bits = element_of(head, channel, token), magnitude = bits & 0x7fffu;
     const uint32_t finite = magnitude > 0x7c00u ? 0 : magnitude > 0x7bffu ? 0x7bffu : magnitude;
     return lowkv_f16_to_f32((uint16_t)(finite | (bits & 0x8000u)));
 }
@@ -67,11 +66,11 @@ FN void find_means(sorted_t s, head_t head, LOCAL float* energy) {
         const float inverse = 1.0f / factor_of(s, c), share = share_of(part);
         float sums[16];
         for (uint32_t t = 0; t < part->tokens; ++t)
-            fold_in(sums, t, undamped(part, head, c, t) * inverse * kept(s, t));
+            fold_in(sums, t, undamped(head, c, t) * inverse * kept(s, t));
         const float mean = lowkv_f16_to_f32(lowkv_f32_to_f16(folded(sums) * share));
         head.mean[c] = mean;
         for (uint32_t t = 0; t < part->tokens; ++t) {
-            const float x = (undamped(part, head, c, t) * inverse - mean) * kept(s, t);
+            const float x = (undamped(head, c, t) * inverse - mean) * kept(s, t);
             fold_in(sums, t, x * x);
         }
         energy[c] = folded(sums);
@@ -87,7 +86,7 @@ FN void find_far(sorted_t s, head_t head, LOCAL float* lengths, LOCAL float* cen
     for (uint32_t t = ITEM; t < part->tokens; t += 64) {
         float square = 0.0f;
         for (uint32_t c = 0; c < part->head_dim; ++c) {
-            const float x = undamped(part, head, c, t) * (1.0f / factor_of(s, c)) - head.mean[c];
+            const float x = undamped(head, c, t) * (1.0f / factor_of(s, c)) - head.mean[c];
             square += x * x;
         }
         centred[t] = square;
@@ -137,24 +136,23 @@ FN void write_statistics(sorted_t s, head_t head, LOCAL const float* energy, LOC
 
 // What stands in a section before its numbers are looked at: a group a head.
 KERNEL(begin_sorted, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch, GLOBAL const uint32_t* hints) {
+(ENCODING, GLOBAL const uint32_t* hints) {
     SHARED(float, energy, LOWKV_MOST_CHANNELS);
     SHARED(float, lengths, 128);
     SHARED(float, centred, 128);
     SHARED(float, sizes, LOWKV_MOST_CHANNELS / LOWKV_SORTED_GROUP);
     SHARED(uint32_t, found, 1);
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t d = part->head_dim, tokens = part->tokens, item = ITEM;
     const uint32_t bytes = carried_bytes(part, s.plan);
     for (uint32_t i = item; i < part->head_bytes; i += 64)
-        head.section[i] = i < bytes ? carried_byte(part, head, i) : 0;
+        head.section[i] = i < bytes ? carried_byte(head, i) : 0;
     GLOBAL_BARRIER();
     if (item == 0) {
-        found[0] = is_carried(part, head, bytes) ? 1 : 0;
-        *CARRIED_FLAG(part, head) = found[0];
+        found[0] = is_carried(head, bytes) ? 1 : 0;
+        *CARRIED_FLAG(head) = found[0];
     }
     GLOBAL_BARRIER();
     if (found[0]) return;
@@ -173,7 +171,7 @@ KERNEL(begin_sorted, 64)
     for (uint32_t t = item; t < tokens; t += 64) {
         float length = 0.0f;
         for (uint32_t c = 0; c < d; ++c) {
-            const float x = undamped(part, head, c, t);
+            const float x = undamped(head, c, t);
             length += x * x;
         }
         lengths[t] = length;
@@ -188,18 +186,17 @@ KERNEL(begin_sorted, 64)
 
 // The places' numbers: an item a token's group.
 KERNEL(transform_sorted, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t token = NUMBER % part->tokens, group = NUMBER / part->tokens;
     if (group >= s.plan->coded_groups) return;
-    const uint32_t carried = *CARRIED_FLAG(part, head);
+    const uint32_t carried = *CARRIED_FLAG(head);
     float y[GROUP_CHANNELS];
     for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) {
         const uint32_t c = channel_at(s, group * GROUP_CHANNELS + i);
-        const float x = undamped(part, head, c, token) * (1.0f / factor_of(s, c));
+        const float x = undamped(head, c, token) * (1.0f / factor_of(s, c));
         y[i] = 0.25f * (x - (carried ? mean_of(s, c) : head.mean[c]));
         for (uint32_t r = 0; carried && r < part->sorted.rows; ++r)
             if (row_token(s, r) == token) y[i] -= 0.25f * residual_of(s, r, c);
@@ -213,7 +210,7 @@ KERNEL(transform_sorted, 64)
 FN float fit_of(sorted_t s, head_t head, uint32_t token, float to_normal) {
     float products = 0.0f, squares = 0.0f;
     for (uint32_t g = 0; g < s.plan->coded_groups; ++g) {
-        GLOBAL const lowkv_sorted_levels* book = &s.plan->levels[s.plan->groups[g].bits];
+        GLOBAL const lowkv_sorted_levels* book = levels_of(s, g);
         const float unit = unit_of(s, g), inverse = 1.0f / unit;
         for (uint32_t p = g * GROUP_CHANNELS; p < (g + 1) * GROUP_CHANNELS; ++p) {
             const float y = fabs(head.y[p * s.part->tokens + token]);
@@ -231,15 +228,14 @@ FN float fit_of(sorted_t s, head_t head, uint32_t token, float to_normal) {
 
 // What makes each token normal: an item a token.
 KERNEL(find_reaches, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     const float reaches[LOWKV_SORTED_REACHES] = {LOWKV_SORTED_REACH_LIST};
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t token = NUMBER, coded = s.plan->coded_groups * GROUP_CHANNELS;
     if (token >= part->tokens) return;
-    if (*CARRIED_FLAG(part, head)) {
+    if (*CARRIED_FLAG(head)) {
         const float scale = scale_of(s, token);
         head.zeros[token] = scale > 0.0f ? 1.0f / scale : 0.0f;
         return;
@@ -269,15 +265,14 @@ FN float normal_number(sorted_t s, head_t head, uint32_t place, uint32_t token) 
 
 // The codes of groups without a trellis: an item an element.
 KERNEL(find_nearest, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t token = NUMBER % part->tokens, place = NUMBER / part->tokens;
     const uint32_t group = place / GROUP_CHANNELS;
     if (group >= s.plan->coded_groups) return;
-    GLOBAL const lowkv_sorted_levels* book = &s.plan->levels[s.plan->groups[group].bits];
+    GLOBAL const lowkv_sorted_levels* book = levels_of(s, group);
     if (book->trellis) return;
     const float x = normal_number(s, head, place, token);
     uint32_t code = 0;
@@ -287,11 +282,10 @@ KERNEL(find_nearest, 64)
 
 // Paths for groups with a trellis: an item a word.
 KERNEL(find_paths, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t words = part->tokens / LOWKV_WORD_LANES, group = NUMBER / words;
     const uint32_t first = NUMBER % words * LOWKV_WORD_LANES;
     if (group >= s.plan->coded_groups) return;

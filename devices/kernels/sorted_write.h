@@ -4,20 +4,19 @@
 // What a code stands for, before the token's scale.
 FN float coded_number(sorted_t s, head_t head, uint32_t place, uint32_t token) {
     const uint32_t group = place / GROUP_CHANNELS;
-    GLOBAL const lowkv_sorted_levels* levels = &s.plan->levels[s.plan->groups[group].bits];
+    GLOBAL const lowkv_sorted_levels* levels = levels_of(s, group);
     return sorted_level(levels, head.codes[place * s.part->tokens + token]) * levels->step *
            unit_of(s, group);
 }
 
 // The tokens' scales: an item a token.
 KERNEL(fit_scales, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
     const uint32_t token = NUMBER;
-    if (token >= part->tokens || *CARRIED_FLAG(part, head)) return;
+    if (token >= part->tokens || *CARRIED_FLAG(head)) return;
     float squares = 0.0f, level_squares = 0.0f;
     for (uint32_t p = 0; p < s.plan->coded_groups * GROUP_CHANNELS; ++p) {
         const float y = head.y[p * part->tokens + token];
@@ -103,7 +102,7 @@ FN void write_residuals(sorted_t s, head_t head, LOCAL float* y, LOCAL float* la
         BARRIER();
         to_channels(s, y, lacks);
         for (uint32_t c = ITEM; c < d; c += 64) {
-            const float x = undamped(s.part, head, c, t) * (1.0f / factor_of(s, c));
+            const float x = undamped(head, c, t) * (1.0f / factor_of(s, c));
             lacks[c] = x - (lacks[c] + mean_of(s, c));
         }
         BARRIER();
@@ -120,14 +119,13 @@ FN void write_residuals(sorted_t s, head_t head, LOCAL float* y, LOCAL float* la
 
 // Scales, means and rows, each of what the one before has rounded: a group a head.
 KERNEL(write_sorted, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     SHARED(float, y, LOWKV_MOST_CHANNELS);
     SHARED(float, x, LOWKV_MOST_CHANNELS);
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
-    const sorted_t s = sorted_section(plan, part, head);
-    if (*CARRIED_FLAG(part, head)) return;
+    const head_t head = OPEN_HEAD(part);
+    const sorted_t s = sorted_section(plan, head);
+    if (*CARRIED_FLAG(head)) return;
     write_scales(s, head);
     write_means(s, head, y, x);
     write_residuals(s, head, y, x);
@@ -135,10 +133,9 @@ KERNEL(write_sorted, 64)
 
 // The codes into their bytes: an item a byte.
 KERNEL(pack_sorted, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     GLOBAL const lowkv_sorted* sorted = sorted_of(plan, part);
     const uint32_t at = sorted->section.codes + NUMBER;
     for (uint32_t g = 0; g < sorted->coded_groups; ++g) {

@@ -126,12 +126,11 @@ FN void find_path(uint32_t width, const float* numbers, GLOBAL const lowkv_path_
 }
 
 KERNEL(find_windows, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, GLOBAL const uint32_t* blocks,
- GLOBAL uint8_t* scratch) {
+(ENCODING) {
     GLOBAL const lowkv_part* part = part_of(plan, which);
     const uint32_t word = NUMBER;
     if (word >= part->tokens * part->head_dim / LOWKV_WORD_CODES) return;
-    const head_t head = OPEN_HEAD(part, blocks, scratch);
+    const head_t head = OPEN_HEAD(part);
     float samples[LOWKV_WORD_CODES];
     uint8_t windows[LOWKV_WORD_CODES];
     for (uint32_t i = 0; i < LOWKV_WORD_CODES; ++i) samples[i] = head.y[place_of(part, word, i)];

@@ -5,13 +5,6 @@
 namespace lowkv::opencl {
 namespace {
 
-template <class T>
-T info(cl_device_id device, cl_device_info what) {
-    T value{};
-    clGetDeviceInfo(device, what, sizeof value, &value, nullptr);
-    return value;
-}
-
 devices::Kind kind_of(cl_device_id device) {
     using devices::Kind;
     if ((info<cl_device_type>(device, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU) == 0)
@@ -20,25 +13,7 @@ devices::Kind kind_of(cl_device_id device) {
                                                                      : Kind::discrete;
 }
 
-std::string build_log(cl_program program, cl_device_id device) {
-    std::size_t bytes = 0;
-    clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, 0, nullptr, &bytes);
-    std::string log(bytes, '\0');
-    clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_LOG, bytes, log.data(), nullptr);
-    while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
-    return log;
-}
-
 }  // namespace
-
-std::string text_of(cl_device_id device, cl_device_info what) {
-    std::size_t bytes = 0;
-    clGetDeviceInfo(device, what, 0, nullptr, &bytes);
-    std::string text(bytes, '\0');
-    clGetDeviceInfo(device, what, bytes, text.data(), nullptr);
-    while (!text.empty() && text.back() == '\0') text.pop_back();
-    return text;
-}
 
 Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("OpenCL", name) {
     set_device(kind_of(device), info<cl_ulong>(device, CL_DEVICE_GLOBAL_MEM_SIZE),
@@ -70,10 +45,12 @@ void Queue::build(cl_device_id device) {
     const char* options = rounds ? PROGRAM_OPTIONS " " ROUNDING_OPTION : PROGRAM_OPTIONS;
     status = clBuildProgram(program_.get(), 1, &device, options, nullptr, nullptr);
     if (status != CL_SUCCESS) {
-        throw Error(ErrorCode::device_failed,
-                    title() + " can't compile lowkv's kernels (OpenCL's error " +
-                        std::to_string(status) + "); its compiler says:\n" +
-                        build_log(program_.get(), device));
+        throw Error(
+            ErrorCode::device_failed,
+            title() + " can't compile lowkv's kernels (OpenCL's error " + std::to_string(status) +
+                "); its compiler says:\n" + text_by([&](auto... to) {
+                    clGetProgramBuildInfo(program_.get(), device, CL_PROGRAM_BUILD_LOG, to...);
+                }));
     }
     for (std::size_t i = 0; i < kernels_.size(); ++i) {
         kernels_[i] = Owned<cl_kernel, clReleaseKernel>(

@@ -54,8 +54,24 @@ class Queue final : public devices::Queue {
                std::span<const devices::Argument> arguments) noexcept override;
 };
 
-// A text of a device's, or of a platform's.
-std::string text_of(cl_device_id device, cl_device_info what);
+// What OpenCL says of a device.
+template <class T>
+T info(cl_device_id device, cl_device_info what) {
+    T value{};
+    clGetDeviceInfo(device, what, sizeof value, &value, nullptr);
+    return value;
+}
+
+// A text that ask(bytes, text, bytes of all) gets.
+template <class F>
+std::string text_by(F ask) {
+    std::size_t bytes = 0;
+    ask(0, nullptr, &bytes);
+    std::string text(bytes, '\0');
+    ask(bytes, text.data(), nullptr);
+    while (!text.empty() && (text.back() == '\0' || text.back() == '\n')) text.pop_back();
+    return text;
+}
 
 // The kernels' text: made by CMake of devices/kernels/.
 extern const std::span<const char* const> program_text;

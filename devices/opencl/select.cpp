@@ -18,13 +18,8 @@ struct Found {
     std::string name() const { return info.platform + " / " + info.device; }
 };
 
-std::string platform_name(cl_platform_id platform) {
-    std::size_t bytes = 0;
-    clGetPlatformInfo(platform, CL_PLATFORM_NAME, 0, nullptr, &bytes);
-    std::string name(bytes, '\0');
-    clGetPlatformInfo(platform, CL_PLATFORM_NAME, bytes, name.data(), nullptr);
-    while (!name.empty() && name.back() == '\0') name.pop_back();
-    return name;
+std::string text_of(cl_device_id device, cl_device_info what) {
+    return opencl::text_by([&](auto... to) { clGetDeviceInfo(device, what, to...); });
 }
 
 std::vector<Found> find_devices() {
@@ -39,15 +34,14 @@ std::vector<Found> find_devices() {
             continue;
         std::vector<cl_device_id> ids(devices);
         clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, devices, ids.data(), nullptr);
+        const std::string name = opencl::text_by(
+            [&](auto... to) { clGetPlatformInfo(platform, CL_PLATFORM_NAME, to...); });
         for (cl_device_id id : ids) {
-            cl_device_type type = 0;
-            cl_ulong memory = 0;
-            clGetDeviceInfo(id, CL_DEVICE_TYPE, sizeof type, &type, nullptr);
-            clGetDeviceInfo(id, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof memory, &memory, nullptr);
-            found.push_back({id,
-                             (type & CL_DEVICE_TYPE_GPU) != 0,
-                             {platform_name(platform), opencl::text_of(id, CL_DEVICE_NAME),
-                              opencl::text_of(id, CL_DEVICE_VERSION), memory}});
+            found.push_back(
+                {id,
+                 (opencl::info<cl_device_type>(id, CL_DEVICE_TYPE) & CL_DEVICE_TYPE_GPU) != 0,
+                 {name, text_of(id, CL_DEVICE_NAME), text_of(id, CL_DEVICE_VERSION),
+                  opencl::info<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_SIZE)}});
         }
     }
     return found;

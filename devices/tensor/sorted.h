@@ -174,8 +174,7 @@ SLOW scores_t score_other_statistics(const attention_t a, const lowkv_task task,
             uint32_t codes[GROUP_CHANNELS];
             for (uint32_t i = 0; i < GROUP_CHANNELS; ++i) x[i] = 0.0f;
             if (group < section.plan->coded_groups) {
-                GLOBAL const lowkv_sorted_levels* levels =
-                    &section.plan->levels[section.plan->groups[group].bits];
+                GLOBAL const lowkv_sorted_levels* levels = levels_of(section, group);
                 const float unit =
                     0.25f * levels->step * unit_of(section, group) * scale_of(section, token);
                 open_codes(section, group, token, codes);
