@@ -200,10 +200,9 @@ class LayerCache {
 
   private:
     struct Half {
-        bool present = false;
         bool f16 = false;
         std::size_t row_bytes = 0;
-        std::size_t bytes = 0;
+        std::size_t bytes = 0;  // 0: there is none
         Mapping plain;
     };
 
