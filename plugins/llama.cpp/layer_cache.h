@@ -110,7 +110,7 @@ class LayerCache {
         std::uint32_t cell = 0;
 
         friend auto operator<=>(const Place&, const Place&) = default;
-        // The next cell's `n`-th, if its row lies right behind, too.
+        // Where the n-th cell after this one lies if their rows lie one after the other.
         Place behind(std::uint32_t n) const noexcept { return {packed, row + n, cell + n}; }
     };
     // Of the cells, in order.
