@@ -9,9 +9,6 @@
 
 namespace lowkv::cli {
 
-// Becomes the program; returns errno where it can't.
-int execute(std::vector<std::string> words);
-
 struct Output {
     int status = 0;  // exit_status()
     std::string text;

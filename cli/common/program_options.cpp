@@ -13,8 +13,7 @@ namespace lowkv::cli {
 namespace {
 
 struct Rule {
-    Words names;
-    const char* variable;  // nullptr: there is none
+    ProgramOption option;
     bool (*hinders)(std::string_view value);
     const char* instead;
     const char* harm = "keeps the cache away from lowkv";
@@ -37,10 +36,10 @@ bool lists(std::string_view value, std::string_view word) {
 bool splits_layers(std::string_view value) { return lists(value, "tensor") || lists(value, "row"); }
 bool overrides_to_lowkv(std::string_view value) { return lists(value, "=LOWKV"); }
 
-const Words gpu_layers = {"-ngl", "--gpu-layers", "--n-gpu-layers"};
-const Words draft_layers = {"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
-                            "--spec-draft-ngl"};
-const Words draft_device = {"-devd", "--device-draft", "--spec-draft-device"};
+const ProgramOption draft_layers = {
+    {"-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"},
+    "LLAMA_ARG_N_GPU_LAYERS_DRAFT"};
+const ProgramOption draft_device = {{"-devd", "--device-draft", "--spec-draft-device"}};
 
 const std::vector<Rule>& rules() {
     constexpr const char* by_scheme = "leave it out; --scheme says how the cache is stored";
@@ -49,33 +48,25 @@ const std::vector<Rule>& rules() {
     constexpr const char* draft = "keeps the draft model's cache away from lowkv";
     constexpr const char* no_weights = "name another buffer type, or leave it out";
     static const std::vector<Rule> all = {
-        {gpu_layers, "LLAMA_ARG_N_GPU_LAYERS", zero, layers},
-        {{"-fa", "--flash-attn"}, "LLAMA_ARG_FLASH_ATTN", off, "use -fa on, or leave it out"},
-        {{"-ctk", "--cache-type-k"}, "LLAMA_ARG_CACHE_TYPE_K", other_type, by_scheme},
-        {{"-ctv", "--cache-type-v"}, "LLAMA_ARG_CACHE_TYPE_V", other_type, by_scheme},
-        {{"-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"},
-         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
+        {layers_option, zero, layers},
+        {{{"-fa", "--flash-attn"}, "LLAMA_ARG_FLASH_ATTN"}, off, "use -fa on, or leave it out"},
+        {{{"-ctk", "--cache-type-k"}, "LLAMA_ARG_CACHE_TYPE_K"}, other_type, by_scheme},
+        {{{"-ctv", "--cache-type-v"}, "LLAMA_ARG_CACHE_TYPE_V"}, other_type, by_scheme},
+        {{{"-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"},
+          "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"},
          other_type,
          by_scheme},
-        {{"-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"},
-         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
+        {{{"-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"},
+          "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"},
          other_type,
          by_scheme},
-        {{"-dev", "--device"}, "LLAMA_ARG_DEVICE", other_device, "use -dev LOWKV, or leave it out"},
-        {draft_device, nullptr, other_device, "use -devd LOWKV, or leave it out", draft, true},
-        {draft_layers, "LLAMA_ARG_N_GPU_LAYERS_DRAFT", zero, layers, draft, true},
-        {{"-sm", "--split-mode"},
-         "LLAMA_ARG_SPLIT_MODE",
-         splits_layers,
-         "use -sm layer, or leave it out",
+        {device_option, other_device, "use -dev LOWKV, or leave it out"},
+        {draft_device, other_device, "use -devd LOWKV, or leave it out", draft, true},
+        {draft_layers, zero, layers, draft, true},
+        {split_option, splits_layers, "use -sm layer, or leave it out",
          "splits layers among devices, and lowkv serves whole layers only"},
-        {{"-ot", "--override-tensor"},
-         "LLAMA_ARG_OVERRIDE_TENSOR",
-         overrides_to_lowkv,
-         no_weights,
-         weights},
-        {{"-otd", "--override-tensor-draft", "--spec-draft-override-tensor"},
-         nullptr,
+        {override_option, overrides_to_lowkv, no_weights, weights},
+        {{{"-otd", "--override-tensor-draft", "--spec-draft-override-tensor"}},
          overrides_to_lowkv,
          no_weights,
          weights},
@@ -95,16 +86,16 @@ struct Setting {
 };
 
 // The last one counts, but in llama-bench, where each value is a test.
-std::vector<Setting> settings_of(const Program& program, const Words& names, const char* variable,
+std::vector<Setting> settings_of(const Program& program, const ProgramOption& option,
                                  const char* instead = "") {
     std::vector<Setting> found;
-    for (const std::string& value : values_of(program, names))
-        found.push_back({value, std::string(names.front()) + " " + value, instead});
+    for (const std::string& value : values_of(program, option.names))
+        found.push_back({value, std::string(option.names.front()) + " " + value, instead});
     if (!found.empty() && program.name != "llama-bench")
         found.erase(found.begin(), found.end() - 1);
     if (!found.empty() || !program.common) return found;
-    const std::string value = variable == nullptr ? "" : environment(variable);
-    if (!value.empty()) return {{value, std::string(variable) + "=" + value, "unset it"}};
+    const std::string value = option.variable == nullptr ? "" : environment(option.variable);
+    if (!value.empty()) return {{value, std::string(option.variable) + "=" + value, "unset it"}};
     return {};
 }
 
@@ -124,7 +115,7 @@ std::pair<std::string, std::string> offload_refused(const Program& program) {
     if (!program.common) return {};
     if (const std::string value = environment("LLAMA_ARG_NO_KV_OFFLOAD"); !value.empty())
         return {"LLAMA_ARG_NO_KV_OFFLOAD=" + value, "unset it"};
-    for (const Setting& setting : settings_of(program, yes, "LLAMA_ARG_KV_OFFLOAD"))
+    for (const Setting& setting : settings_of(program, {yes, "LLAMA_ARG_KV_OFFLOAD"}))
         if (off(setting.value)) return {setting.source, setting.remedy};
     return {};
 }
@@ -174,82 +165,82 @@ std::vector<Obstacle> obstacles(const Program& program, bool partial) {
         found.push_back({what, "keeps the cache away from lowkv", remedy});
     for (const Rule& rule : rules()) {
         if (rule.draft_only && partial) continue;
-        for (const Setting& setting : settings_of(program, rule.names, rule.variable, rule.instead))
+        for (const Setting& setting : settings_of(program, rule.option, rule.instead))
             if (!setting.value.empty() && rule.hinders(setting.value))
                 found.push_back({setting.source, rule.harm, setting.remedy});
     }
     return found;
 }
 
-std::string setting_of(const Program& program, const Words& names, const char* variable) {
-    const std::vector<Setting> found = settings_of(program, names, variable);
+std::string setting_of(const Program& program, const ProgramOption& option) {
+    const std::vector<Setting> found = settings_of(program, option);
     return found.empty() ? "" : found.back().value;
 }
 
-std::string source_of(const Program& program, const Words& names, const char* variable) {
-    const std::vector<Setting> found = settings_of(program, names, variable);
+std::string source_of(const Program& program, const ProgramOption& option) {
+    const std::vector<Setting> found = settings_of(program, option);
     return found.empty() || found.back().value.empty() ? "" : found.back().source;
 }
 
 std::string draft_model_source(const Program& program) {
-    const std::string file = source_of(program, {"-md", "--model-draft", "--spec-draft-model"},
-                                       "LLAMA_ARG_SPEC_DRAFT_MODEL");
+    const std::string file = source_of(
+        program, {{"-md", "--model-draft", "--spec-draft-model"}, "LLAMA_ARG_SPEC_DRAFT_MODEL"});
     return !file.empty()
                ? file
-               : source_of(program, {"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
-                           "LLAMA_ARG_SPEC_DRAFT_HF_REPO");
+               : source_of(program, {{"-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"},
+                                     "LLAMA_ARG_SPEC_DRAFT_HF_REPO"});
 }
 
 std::string reason_elsewhere(const Program& program) {
     // The option takes a number, or a list of numbers.
-    const auto source = [&](const Words& names, const char* variable) {
-        const std::vector<Setting> found = settings_of(program, names, variable);
+    const auto source = [&](const ProgramOption& option) {
+        const std::vector<Setting> found = settings_of(program, option);
         const bool number =
             !found.empty() && !found.back().value.empty() &&
             found.back().value.find_first_not_of("0123456789,-/;") == std::string::npos;
         return number ? found.back().source : "";
     };
     constexpr const char* few = " keeps some there: leave it out";
-    std::string layers = source(gpu_layers, "LLAMA_ARG_N_GPU_LAYERS");
-    if (layers.empty()) layers = source(draft_layers, "LLAMA_ARG_N_GPU_LAYERS_DRAFT");
+    std::string layers = source(layers_option);
+    if (layers.empty()) layers = source(draft_layers);
     if (!layers.empty()) return layers + few;
-    const std::string device = setting_of(program, draft_device, nullptr);
+    const std::string device = setting_of(program, draft_device);
     if (!device.empty() && other_device(device)) return "-devd " + device + few;
-    if (!program.common || off(setting_of(program, {"-fit", "--fit"}, "LLAMA_ARG_FIT"))) return "";
-    const std::string target = source({"-fitt", "--fit-target"}, "LLAMA_ARG_FIT_TARGET");
+    if (!program.common || off(setting_of(program, {{"-fit", "--fit"}, "LLAMA_ARG_FIT"})))
+        return "";
+    const std::string target = source(fit_option);
     if (!target.empty())
         return target + " asks for more free memory than there is: leave it out, or use -fit off";
     return "llama.cpp's -fit found too little free memory: use -fit off, or a smaller -c";
 }
 
 std::string conversations_of(const Program& program) {
-    std::string given = setting_of(program, {"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL");
+    std::string given = setting_of(program, {{"-np", "--parallel"}, "LLAMA_ARG_N_PARALLEL"});
     const bool is_number = given.find_first_not_of("0123456789") == std::string::npos;
     if (!given.empty() && is_number) return given;
     return program.name == "llama-server" ? "4" : "1";
 }
 
 bool starts_late(const Program& program) {
-    const auto is_set = [&](const Words& names, const char* variable) {
-        return !setting_of(program, names, variable).empty();
+    const auto is_set = [&](const ProgramOption& option) {
+        return !setting_of(program, option).empty();
     };
     return program.name == "llama-server" &&
-           (has_any(program, {"--no-warmup"}) || is_set({"--warmup", "--no-warmup"}, nullptr)) &&
-           (is_set({"--spec-type"}, "LLAMA_ARG_SPEC_TYPE") || !draft_model_source(program).empty());
+           (has_any(program, {"--no-warmup"}) || is_set({{"--warmup", "--no-warmup"}})) &&
+           (is_set({{"--spec-type"}, "LLAMA_ARG_SPEC_TYPE"}) ||
+            !draft_model_source(program).empty());
 }
 
-std::string model_of(const Program& program) {
-    return setting_of(program, {"-m", "--model"}, "LLAMA_ARG_MODEL");
-}
+std::string model_of(const Program& program) { return setting_of(program, model_option); }
 
 bool is_router(const Program& program) {
     return program.name == "llama-server" && !fetches_model(program) && model_of(program).empty();
 }
 
 bool fetches_model(const Program& program) {
-    return !setting_of(program, {"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO").empty() ||
-           !setting_of(program, {"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL").empty() ||
-           !setting_of(program, {"-dr", "--docker-repo"}, "LLAMA_ARG_DOCKER_REPO").empty();
+    return !setting_of(program, {{"-hf", "-hfr", "--hf-repo"}, "LLAMA_ARG_HF_REPO"}).empty() ||
+           !setting_of(program, {{"-mu", "--model-url"}, "LLAMA_ARG_MODEL_URL"}).empty() ||
+           !setting_of(program, {{"-dr", "--docker-repo"}, "LLAMA_ARG_DOCKER_REPO"}).empty();
 }
 
 }  // namespace lowkv::cli

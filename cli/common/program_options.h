@@ -11,6 +11,19 @@ namespace lowkv::cli {
 
 using Words = std::vector<std::string_view>;
 
+// An option by its names, and the variable that says the same; nullptr: there is none.
+struct ProgramOption {
+    Words names;
+    const char* variable = nullptr;
+};
+inline const ProgramOption device_option{{"-dev", "--device"}, "LLAMA_ARG_DEVICE"},
+    layers_option{{"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS"},
+    split_option{{"-sm", "--split-mode"}, "LLAMA_ARG_SPLIT_MODE"},
+    override_option{{"-ot", "--override-tensor"}, "LLAMA_ARG_OVERRIDE_TENSOR"},
+    model_option{{"-m", "--model"}, "LLAMA_ARG_MODEL"},
+    fit_option{{"-fitt", "--fit-target"}, "LLAMA_ARG_FIT_TARGET"},
+    slots_option{{"--slot-save-path"}};
+
 bool one_of(std::string_view word, const Words& words);
 
 // On the command line: the values after one of the options, e.g. {"-ngl",
@@ -35,10 +48,10 @@ struct Obstacle {
 std::vector<Obstacle> obstacles(const Program& program, bool partial);
 
 // The value that an option has in either place; empty: none.
-std::string setting_of(const Program& program, const Words& names, const char* variable);
+std::string setting_of(const Program& program, const ProgramOption& option);
 
 // The source of a setting: "-ngl 3", "LLAMA_ARG_N_GPU_LAYERS=3"; empty: none.
-std::string source_of(const Program& program, const Words& names, const char* variable);
+std::string source_of(const Program& program, const ProgramOption& option);
 
 // The source of the setting that gives it a draft model; empty if it has none.
 std::string draft_model_source(const Program& program);

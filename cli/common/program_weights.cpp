@@ -112,13 +112,11 @@ std::string layers_pattern(std::uint32_t first, std::uint32_t end, const std::st
 }
 
 void require_nothing_else(const Program& program) {
-    for (const auto& [names, variable] : std::vector<std::pair<Words, const char*>>{
-             {{"-dev", "--device"}, "LLAMA_ARG_DEVICE"},
-             {{"-ngl", "--gpu-layers", "--n-gpu-layers"}, "LLAMA_ARG_N_GPU_LAYERS"},
-             {{"-ts", "--tensor-split"}, "LLAMA_ARG_TENSOR_SPLIT"},
-             {{"-sm", "--split-mode"}, "LLAMA_ARG_SPLIT_MODE"},
-             {{"-mg", "--main-gpu"}, "LLAMA_ARG_MAIN_GPU"}})
-        if (const std::string source = source_of(program, names, variable); !source.empty())
+    for (const ProgramOption& option :
+         {device_option, layers_option,
+          ProgramOption{{"-ts", "--tensor-split"}, "LLAMA_ARG_TENSOR_SPLIT"}, split_option,
+          ProgramOption{{"-mg", "--main-gpu"}, "LLAMA_ARG_MAIN_GPU"}})
+        if (const std::string source = source_of(program, option); !source.empty())
             throw UsageError("--weights-on says where the weights go, and so does " + source +
                              ": leave one of them out");
     if (const std::string source = draft_model_source(program); !source.empty())
@@ -129,8 +127,7 @@ void require_nothing_else(const Program& program) {
 // llama.cpp puts a projector on the first device that it is given, which is LOWKV: then its weights
 // would be copied for every image. Programs without the option take a GPU by themselves.
 void put_projector_on(Program& program, const std::string& device) {
-    const Words option = {"-mmdev", "--mmproj-device"};
-    if (!setting_of(program, option, "MTMD_BACKEND_DEVICE").empty() ||
+    if (!setting_of(program, {{"-mmdev", "--mmproj-device"}, "MTMD_BACKEND_DEVICE"}).empty() ||
         has_any(program, {"--no-mmproj-offload"}) ||
         !environment("LLAMA_ARG_MMPROJ_OFFLOAD").empty())
         return;
@@ -208,9 +205,9 @@ void put_weights_on(Program& program, const std::string& names) {
         if (&device != devices.data()) shares += ",0";
     }
     // The first pattern that fits a weight counts: the user's own come first.
-    const Words ot = {"-ot", "--override-tensor"};
-    std::vector<std::string> patterns = {setting_of(program, ot, "LLAMA_ARG_OVERRIDE_TENSOR")};
-    if (has_any(program, ot)) patterns = take_values(program, ot);
+    std::vector<std::string> patterns = {setting_of(program, override_option)};
+    if (has_any(program, override_option.names))
+        patterns = take_values(program, override_option.names);
     std::ranges::copy(weight_patterns(devices, model, layers), std::back_inserter(patterns));
     std::string overrides;
     for (const std::string& pattern : patterns)

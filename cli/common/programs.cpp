@@ -88,7 +88,7 @@ void refuse_wrappers(const std::vector<std::string>& command) {
     if (!one_of(first,
                 {"chrt", "env", "gdb", "ionice", "nice", "nohup", "numactl", "perf", "setsid",
                  "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "valgrind"}) ||
-        has_any(program_of(command), {"-dev", "--device"})) {
+        has_any(program_of(command), device_option.names)) {
         return;
     }
     for (auto word = command.begin() + 1; word != command.end(); ++word) {
@@ -119,13 +119,14 @@ std::string llama_tools_directory() {
 }
 
 std::string plugin_for_program(const std::string& program, bool may_try) {
-    std::string own = plugin_path(), why;
+    const std::string own = plugin_path();
     const fs::path file = platform::path_of(program), library = ggml_of(file);
     if (library.empty() && ggml::contents_of(file).find("GGML_BACKEND_PATH") != std::string::npos)
         throw Failure(program +
                       " has ggml linked into it, and no plug-in can join that: a plug-in would "
                       "bring a second ggml. Build llama.cpp with BUILD_SHARED_LIBS=ON");
-    if (may_try && !is_own_ggml(library) && try_ggml(library, own, why) == Trial::misfits)
+    const std::string why = may_try && !is_own_ggml(library) ? why_not_fit(library, own) : "";
+    if (!why.empty())
         std::fprintf(
             stderr,
             "lowkv: this program's ggml is newer than this lowkv knows, and does not fit: %s\n",

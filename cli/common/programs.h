@@ -35,18 +35,17 @@ std::string plugin_path();
 std::string llama_tools_directory();
 
 // The plug-in for the program at this path: plugin_path(). Where the program's ggml is newer than
-// that knows, it is tried first, if it may be, and the verdict said (try_ggml()). Throws Failure
+// that knows, it is tried first, if it may be, and the verdict said (why_not_fit()). Throws Failure
 // for a program that has ggml linked into it.
 std::string plugin_for_program(const std::string& program, bool may_try);
 
 // The command line that has the plug-in tried with lowkv's own ggml, its caches on the device.
 std::vector<std::string> trial_of(const std::string& plugin, const std::string& device);
 
-enum class Trial { none, fits, misfits };  // none: this ggml is known, or nobody can try it
-
-// Has it tried (plugins/llama.cpp/trial/trial.cpp), in a process of its own, and says so in a line;
-// what has fitted once is remembered. Where it fits the plug-in may join it from now on
-// (LOWKV_TRIED). `library`: libggml-base. `why`: what it does not fit by.
-Trial try_ggml(const std::filesystem::path& library, const std::string& plugin, std::string& why);
+// Has a ggml tried (plugins/llama.cpp/trial/trial.cpp), in a process of its own, and says so in a
+// line where it fits: then the plug-in may join it from now on (LOWKV_TRIED), and what has fitted
+// once is remembered. Returns what it does not fit by; empty: it fits, or is known, or nobody can
+// try it. `library`: libggml-base.
+std::string why_not_fit(const std::filesystem::path& library, const std::string& plugin);
 
 }  // namespace lowkv::cli

@@ -47,9 +47,9 @@ std::vector<std::string> trial_of(const std::string& plugin, const std::string& 
     return {trial_program(), plugin, device};
 }
 
-Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& why) {
+std::string why_not_fit(const fs::path& library, const std::string& plugin) {
     const std::string program = trial_program();
-    if (library.empty() || !tries_ggml || !may_run(platform::path_of(program))) return Trial::none;
+    if (library.empty() || !tries_ggml || !may_run(platform::path_of(program))) return "";
     const std::string hash = ggml::hash_of(library);
     const fs::path note = note_of(hash, platform::path_of(plugin));
     std::string version;
@@ -62,21 +62,19 @@ Trial try_ggml(const fs::path& library, const std::string& plugin, std::string& 
              "LD_LIBRARY_PATH=" + platform::text_of(library.parent_path()), program, plugin},
             true);
         version = said.text.substr(0, said.text.find('\n'));
-        if (said.status == 0) version.resize(std::min(version.find(' '), version.size()));
-        if (said.status == 0 && version.empty()) return Trial::none;
         if (said.status != 0) {
-            why = said.status > 128 || version.empty()
-                      ? "the trial ended with status " + std::to_string(said.status)
-                      : version;
-            return Trial::misfits;
+            const std::string why = "the trial ended with status " + std::to_string(said.status);
+            return said.status > 128 || version.empty() ? why : version;
         }
+        version.resize(std::min(version.find(' '), version.size()));
+        if (version.empty()) return "";
         say_fits(version, "tried here in " + fixed(watch.seconds(), 1) + " s");
         std::error_code none;
         fs::create_directories(note.parent_path(), none);
         std::ofstream(note) << version << '\n';  // next time it is tried again where this failed
     }
     platform::set_environment("LOWKV_TRIED", hash);
-    return Trial::fits;
+    return "";
 }
 
 }  // namespace lowkv::cli

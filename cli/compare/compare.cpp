@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_size.h"
 #include "common/app.h"
 #include "common/machine.h"
 #include "common/metrics.h"
@@ -89,9 +90,7 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
         Row& row = rows.emplace_back();
         row.name = std::move(name);
         row.scheme = settings.scheme;
-        row.packs = row.scheme && parse_scheme(*row.scheme).any_layer([](const LayerScheme& layer) {
-            return !layer.exact();
-        });
+        row.packs = row.scheme && ggml::packs(parse_scheme(*row.scheme));
         row.held = -Row::total();
         row.context.emplace(model, settings);
         row.held += Row::total();

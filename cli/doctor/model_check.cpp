@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_size.h"
 #include "common/machine.h"
 #include "common/metrics.h"
 #include "common/model.h"
@@ -92,15 +93,11 @@ std::string wrong_with(const Layers& layers) {
     return plain == 0 ? "" : count(plain) + " stay f16: " + why;
 }
 
-bool packs(const std::string& scheme) {
-    return parse_scheme(scheme).any_layer([](const LayerScheme& layer) { return !layer.exact(); });
-}
-
 void report(Findings& findings, const std::string& scheme, const Proof& proof, double divergence) {
     const Layers& layers = proof.layers;
     Layers packed;
     std::ranges::copy_if(layers, std::back_inserter(packed), &ggml::LayerReport::packed);
-    const bool exact = !packs(scheme);
+    const bool exact = !ggml::packs(parse_scheme(scheme));
     std::string said = "scheme " + scheme + ": " + count(packed.size()) + " of " +
                        count(layers.size()) + (exact ? " layers held exactly" : " layers packed");
     if (packed.empty()) {

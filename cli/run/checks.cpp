@@ -74,7 +74,7 @@ void check_settings(const RunOptions& options) {
 }
 
 void check_models(const Program& program, const RunOptions& options) {
-    std::vector<std::string> models = values_of(program, {"-m", "--model"});
+    std::vector<std::string> models = values_of(program, model_option.names);
     if (models.empty()) models.push_back(model_of(program));
     for (const std::string& model : models)
         check_model(model, options.scheme, options.calibrations);

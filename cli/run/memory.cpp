@@ -57,8 +57,8 @@ std::string whole(double number) { return std::to_string(std::llround(number)); 
 }  // namespace
 
 std::string size_prompt_cache(Program& program, const std::string& scheme) {
-    const Words names = {"-cram", "--cache-ram"};
-    const std::string given = setting_of(program, names, "LLAMA_ARG_CACHE_RAM");
+    const ProgramOption option = {{"-cram", "--cache-ram"}, "LLAMA_ARG_CACHE_RAM"};
+    const std::string given = setting_of(program, option);
     const double limit = given.empty() ? 8192 : std::strtod(given.c_str(), nullptr);
     if (program.name != "llama-server" || limit <= 0 || !environment("LOWKV_BUDGET").empty() ||
         !platform::releases_zeros)
@@ -71,8 +71,8 @@ std::string size_prompt_cache(Program& program, const std::string& scheme) {
     if (!given.empty()) counted = std::max(counted, limit);
     counted = std::floor(counted);
     if (counted == limit) return "";
-    static_cast<void>(take_values(program, names));
-    platform::set_environment("LLAMA_ARG_CACHE_RAM", whole(counted));
+    static_cast<void>(take_values(program, option.names));
+    platform::set_environment(option.variable, whole(counted));
     const double conversations = std::floor(counted * mebibyte / one->f16);
     return "lowkv: -cram " + whole(counted) + " in place of " + whole(limit) +
            ", as llama-server counts f16's size: " + whole(conversations) +
@@ -82,16 +82,14 @@ std::string size_prompt_cache(Program& program, const std::string& scheme) {
 
 void leave_room_for_weights(const Program& program) {
     const std::uint64_t memory = platform::group_limits().memory;
-    if (memory == UINT64_MAX || !program.common ||
-        !setting_of(program, {"-fitt", "--fit-target"}, "LLAMA_ARG_FIT_TARGET").empty())
-        return;
+    if (memory == UINT64_MAX || !program.common || !setting_of(program, fit_option).empty()) return;
     constexpr double least = 64, usual = 1024;
     std::error_code none;
     const double weights =
         static_cast<double>(std::filesystem::file_size(platform::path_of(model_of(program)), none));
     const double beside = std::clamp(static_cast<double>(memory) / mebibyte / 8, least, usual) +
                           (none ? 0 : weights / mebibyte);
-    platform::set_environment("LLAMA_ARG_FIT_TARGET", whole(std::ceil(beside)));
+    platform::set_environment(fit_option.variable, whole(std::ceil(beside)));
 }
 
 std::string text_of_kill(const std::string& name) {

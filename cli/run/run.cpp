@@ -73,8 +73,9 @@ void add_options(Program& program, const std::vector<std::string>& words) {
 }
 
 void name_device(Program& program) {
-    const std::string device = setting_of(program, {"-dev", "--device"}, "LLAMA_ARG_DEVICE");
-    if (has_any(program, {"-dev", "--device"}) || device.find("LOWKV") != std::string::npos) return;
+    if (has_any(program, device_option.names) ||
+        setting_of(program, device_option).find("LOWKV") != std::string::npos)
+        return;
     add_options(program, {"-dev", "LOWKV"});
     // A projector would go there, too, and its weights be copied for every image.
     if (platform::environment("LLAMA_ARG_MMPROJ_OFFLOAD").empty())
@@ -85,7 +86,7 @@ void name_device(Program& program) {
 // outlives what is busy when it starts.
 void limit_threads(Program& program) {
     if (!program.common && program.name != "llama-bench") return;
-    if (!setting_of(program, {"-t", "--threads"}, "LLAMA_ARG_THREADS").empty()) return;
+    if (!setting_of(program, {{"-t", "--threads"}, "LLAMA_ARG_THREADS"}).empty()) return;
     const unsigned threads = program.name == "llama-server" ? usable_cores() : default_threads();
     if (threads < machine_cores()) add_options(program, {"-t", std::to_string(threads)});
     tell_quota();
@@ -215,8 +216,9 @@ void set_environment(const Program& program, const RunOptions& options) {
 // llama-server moves idle slots to a cache that can't be reached from outside, unless told not to.
 std::unique_ptr<Keeper> keep_conversations(Program& program, const RunOptions& options) {
     if (options.keep.empty()) return nullptr;
-    auto keeper = make_keeper(options.keep, read_size("--keep-size", options.keep_size), program,
-                              kept_settings(program, options.scheme, options.calibrations));
+    auto keeper =
+        std::make_unique<Keeper>(options.keep, read_size("--keep-size", options.keep_size), program,
+                                 kept_settings(program, options.scheme, options.calibrations));
     add_options(program, {"--slot-save-path", platform::text_of(keeper->slots())});
     platform::set_environment("LLAMA_ARG_CACHE_IDLE_SLOTS", "0");
     show_message("lowkv: conversations in slots are kept in " + options.keep +
@@ -237,7 +239,7 @@ int run(RunOptions& options) {
     const bool demand = !program.only_asks;
     options.embeds = has_any(program, {"--embedding", "--embeddings", "--reranking", "--rerank"});
     program.command[0] = find_program(program.command[0]);
-    SlotFiles slots(setting_of(program, {"--slot-save-path"}, nullptr));
+    SlotFiles slots(setting_of(program, slots_option));
     std::unique_ptr<Keeper> keeper;
     if (demand && options.weights_on != "CPU")
         put_weights_on(program, options.weights_on);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention_op.h"
+#include "cache_size.h"
 #include "host.h"
 #include "lowkv/error.h"
 #include "registry.h"
@@ -41,19 +42,12 @@ std::string name_of(const ggml_tensor& node, const LayerCache& layer) {
                     "FLASH_ATTN_EXT and shifted by ROPE. Run this program without lowkv");
 }
 
-// Of any layer: all layers of a step write the same cells.
-bool stores_positions(const Scheme& scheme) {
-    return scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
-}
-
 }  // namespace
 
 void Backend::set_threads(int threads) {
-    threads = std::max(threads, 1);
-    if (threads != threads_)
-        executor_ = std::make_unique<OpenMPExecutor>(static_cast<unsigned>(threads));
-    threads_ = threads;
-    cpu_.set_threads(threads);
+    const auto all = static_cast<unsigned>(std::max(threads, 1));
+    if (all != executor_->threads()) executor_ = std::make_unique<OpenMPExecutor>(all);
+    cpu_.set_threads(std::max(threads, 1));
 }
 
 void Backend::set_abort_callback(ggml_abort_callback callback, void* data) {

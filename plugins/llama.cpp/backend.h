@@ -21,7 +21,6 @@ class Backend {
 
   private:
     InnerCpu cpu_;
-    int threads_ = 4;
     std::unique_ptr<OpenMPExecutor> executor_ = std::make_unique<OpenMPExecutor>(4);
     AttentionWorkspace workspace_;
     ggml_abort_callback abort_ = nullptr;

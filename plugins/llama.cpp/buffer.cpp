@@ -67,10 +67,9 @@ CacheBuffer::~CacheBuffer() {
 
 void CacheBuffer::make_trackers(std::uint32_t streams, std::uint32_t cells) {
     const Scheme& scheme = setting_->scheme;
-    const bool packs = scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
     while (trackers_.size() < streams)
         trackers_.emplace_back(
-            cells, unit_tokens(scheme), row_block_tokens(scheme), scheme.retention, packs,
+            cells, unit_tokens(scheme), row_block_tokens(scheme), scheme.retention, packs(scheme),
             unquantized_rows(scheme, cells, streams > 1 ? 1 : setting_->conversations));
 }
 
@@ -79,7 +78,6 @@ void CacheBuffer::init_tensor(ggml_tensor& tensor) {
     size_answers().forget(tensor);
     const auto name = parse_cache_name(tensor.name);
     if (!name) return refuse_weight(tensor);
-    note_cache_made();
     may_pack = true;
     {
         // Other threads that plan a graph look for layers meanwhile.

@@ -156,19 +156,18 @@ void clear(ggml_backend_buffer_t buffer, std::uint8_t) {
     guarded(self(buffer), "can't clear the cache", [&] { self(buffer).clear(); });
 }
 
-constexpr ggml_backend_buffer_i buffer_interface = {
-    .free_buffer = free_buffer,
-    .get_base = get_base,
-    .init_tensor = init_tensor,
-    .memset_tensor = memset_tensor,
-    .set_tensor = set_tensor,
-    .get_tensor = get_tensor,
-    .set_tensor_2d = nullptr,
-    .get_tensor_2d = nullptr,
-    .cpy_tensor = cpy_tensor,
-    .clear = clear,
-    .reset = nullptr,
-};
+constexpr ggml_backend_buffer_i buffer_interface = [] {
+    ggml_backend_buffer_i served{};
+    served.free_buffer = free_buffer;
+    served.get_base = get_base;
+    served.init_tensor = init_tensor;
+    served.memset_tensor = memset_tensor;
+    served.set_tensor = set_tensor;
+    served.get_tensor = get_tensor;
+    served.cpy_tensor = cpy_tensor;
+    served.clear = clear;
+    return served;
+}();
 
 const char* type_name(ggml_backend_buffer_type_t) { return "LOWKV"; }
 
@@ -217,25 +216,18 @@ struct OlderBufferType {
 
 // For the program's API.
 ggml_backend_buffer_type_t make_type() {
-    if (host_api() < 3) {
-        static OlderBufferType type = {.get_name = type_name,
-                                       .alloc_buffer = alloc_buffer,
-                                       .get_alignment = get_alignment,
-                                       .get_max_size = nullptr,
-                                       .get_alloc_size = get_alloc_size,
-                                       .is_host = is_host,
-                                       .device = device(),
-                                       .context = nullptr};
+    const auto serve = [](auto& table, auto& type) {
+        table.get_name = type_name;
+        table.alloc_buffer = alloc_buffer;
+        table.get_alignment = get_alignment;
+        table.get_alloc_size = get_alloc_size;
+        table.is_host = is_host;
+        type.device = device();
         return reinterpret_cast<ggml_backend_buffer_type_t>(&type);
-    }
+    };
+    static OlderBufferType older = {};
     static ggml_backend_buffer_type type = {};
-    type.iface.get_name = type_name;
-    type.iface.alloc_buffer = alloc_buffer;
-    type.iface.get_alignment = get_alignment;
-    type.iface.get_alloc_size = get_alloc_size;
-    type.iface.is_host = is_host;
-    type.device = device();
-    return &type;
+    return host_api() < 3 ? serve(older, older) : serve(type.iface, type);
 }
 
 }  // namespace

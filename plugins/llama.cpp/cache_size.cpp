@@ -15,10 +15,6 @@
 namespace lowkv::ggml {
 namespace {
 
-bool packable(const ggml_tensor& tensor) {
-    return tensor.type == GGML_TYPE_F16 && tensor.view_src == nullptr;
-}
-
 // The sizes of one block; zeros if no head size fits.
 struct BlockSizes {
     std::size_t keys = 0, values = 0, exact = 0;
@@ -72,6 +68,14 @@ BlockSizes block_sizes(const LayerScheme& scheme, std::uint32_t channels) {
 
 }  // namespace
 
+bool packs(const Scheme& scheme) {
+    return scheme.any_layer([](const LayerScheme& layer) { return !layer.exact(); });
+}
+
+bool stores_positions(const Scheme& scheme) {
+    return scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
+}
+
 std::uint32_t unit_tokens(const Scheme& scheme) {
     std::uint32_t unit = block_tokens(scheme.base);
     for (const LayerOverride& its : scheme.overrides)
@@ -80,10 +84,8 @@ std::uint32_t unit_tokens(const Scheme& scheme) {
 }
 
 std::uint32_t row_block_tokens(const Scheme& scheme) {
-    const bool has_positions =
-        scheme.any_layer([](const LayerScheme& layer) { return layer.key.stage == Stage::pre; });
     const std::uint32_t unit = unit_tokens(scheme);
-    return has_positions ? unit : std::min(block_tokens(LayerScheme{}), unit);
+    return stores_positions(scheme) ? unit : std::min(block_tokens(LayerScheme{}), unit);
 }
 
 std::size_t unquantized_rows(const Scheme& scheme, std::size_t cells, std::size_t conversations) {
@@ -115,7 +117,8 @@ std::size_t packed_bytes(const Scheme& scheme, std::uint32_t layer, Part part,
 std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
     const auto name = parse_cache_name(tensor.name);
-    if (!name || !packable(tensor) || host_asserts()) return nominal;
+    if (!name || tensor.type != GGML_TYPE_F16 || tensor.view_src != nullptr || host_asserts())
+        return nominal;
     const auto layer = static_cast<std::uint32_t>(name->layer);
     if (setting.scheme.layer(layer).exact()) return nominal;
     // A conversation each, where there are several streams.
@@ -127,15 +130,6 @@ std::size_t packed_bytes(const ggml_tensor& tensor, const Setting& setting) {
     if (per_stream == 0) return nominal;
     return std::min(nominal, per_stream * static_cast<std::size_t>(tensor.ne[2]));
 }
-
-namespace {
-
-bool may_be_latent(const ggml_tensor& keys, const Setting& setting) {
-    const auto layer = static_cast<std::uint32_t>(parse_cache_name(keys.name)->layer);
-    return block_sizes(setting.scheme.layer(layer), static_cast<std::uint32_t>(keys.ne[0])).latent;
-}
-
-}  // namespace
 
 std::size_t SizeAnswers::first_answer(const ggml_tensor& tensor, const Setting& setting) {
     const std::size_t nominal = ggml_nbytes(&tensor);
@@ -151,8 +145,9 @@ std::size_t SizeAnswers::first_answer(const ggml_tensor& tensor, const Setting& 
     }
     // Keys after the keys of a lower layer: that one has no values, so this one has none either,
     // and neither is packed unless they are latent rows.
+    const LayerScheme& codecs = setting.scheme.layer(static_cast<std::uint32_t>(name->layer));
     const bool alone = name->tag == last_.tag && last_.layer >= 0 && name->layer > last_.layer &&
-                       !may_be_latent(tensor, setting);
+                       !block_sizes(codecs, static_cast<std::uint32_t>(tensor.ne[0])).latent;
     last_ = {.tag = name->tag,
              .layer = name->layer,
              .channels = tensor.ne[0],

@@ -13,6 +13,11 @@ struct ggml_tensor;
 
 namespace lowkv::ggml {
 
+// Whether any layer is packed at all, and whether rows have positions: all layers of a step write
+// the same cells.
+bool packs(const Scheme& scheme);
+bool stores_positions(const Scheme& scheme);
+
 // Tokens of a unit, which are as long as the longest block of any layer.
 std::uint32_t unit_tokens(const Scheme& scheme);
 // Rows of the blocks in which unquantized rows lie: short ones, as each conversation has one that

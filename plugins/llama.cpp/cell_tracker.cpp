@@ -96,8 +96,7 @@ void CellTracker::begin_step(std::span<const std::uint32_t> cells, const void* o
                              const MaskRows* mask) {
     pending_.assign(cells.begin(), cells.end());
     static std::atomic<std::uint64_t> steps{0};
-    serial_ = ++steps;
-    ++step_;
+    step_ = ++steps;
     owner_ = owner;
     step_version_ = groups_.version();
     placed_version_ = 0;

@@ -55,10 +55,9 @@ class CellTracker {
     // Layers have followed the step before. `mask`: the step's, where it is known already, so that
     // rows are written where they belong (cell_groups.h); null: they lie anywhere.
     void begin_step(std::span<const std::uint32_t> cells, const void* owner, const MaskRows* mask);
+    // No other step of any tracker in this process has this number. 0: none was begun.
     std::uint64_t step() const noexcept { return step_; }
     const void* owner() const noexcept { return owner_; }
-    // Of the step; no other step of any tracker in this process has it, also after clear().
-    std::uint64_t serial() const noexcept { return serial_; }
 
     // The step's tokens that no mask has been seen for yet: one row of the mask each.
     std::size_t pending() const noexcept { return pending_.size(); }
@@ -112,7 +111,7 @@ class CellTracker {
     bool crowded_ = false;  // there are more exact rows than that, beside the step's
     CellGroups groups_;
     Budget budget_;
-    std::uint64_t step_ = 0, serial_ = 0;
+    std::uint64_t step_ = 0;
     std::uint64_t writes_ = 0;
     const void* owner_ = nullptr;
     std::vector<std::uint32_t> rank_;     // per cell; 0: not ranked

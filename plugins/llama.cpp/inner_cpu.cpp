@@ -6,8 +6,8 @@ namespace lowkv::ggml {
 namespace {
 
 template <class F>
-F cpu_function(ggml_backend_t backend, const char* name) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+F cpu_function(const ggml_backend_ptr& backend, const char* name) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend.get()));
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
 }
 
@@ -18,22 +18,20 @@ InnerCpu::InnerCpu() : backend_(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TY
         throw Error(ErrorCode::unsupported, "ggml has no CPU backend, which lowkv needs");
 }
 
-InnerCpu::~InnerCpu() { ggml_backend_free(backend_); }
-
 void InnerCpu::set_threads(int threads) {
     const auto set =
         cpu_function<ggml_backend_set_n_threads_t>(backend_, "ggml_backend_set_n_threads");
-    if (set != nullptr) set(backend_, threads);
+    if (set != nullptr) set(backend_.get(), threads);
 }
 
 void InnerCpu::set_abort_callback(ggml_abort_callback callback, void* data) {
     const auto set = cpu_function<ggml_backend_set_abort_callback_t>(
         backend_, "ggml_backend_set_abort_callback");
-    if (set != nullptr) set(backend_, callback, data);
+    if (set != nullptr) set(backend_.get(), callback, data);
 }
 
 ggml_status InnerCpu::compute(ggml_cgraph* graph) {
-    return ggml_backend_graph_compute(backend_, graph);
+    return ggml_backend_graph_compute(backend_.get(), graph);
 }
 
 ggml_status InnerCpu::compute(ggml_tensor* node) {

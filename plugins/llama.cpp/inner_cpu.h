@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml.h"
 
 namespace lowkv::ggml {
@@ -12,9 +12,6 @@ namespace lowkv::ggml {
 class InnerCpu {
   public:
     InnerCpu();  // throws lowkv::Error when ggml has no CPU device
-    ~InnerCpu();
-    InnerCpu(const InnerCpu&) = delete;
-    InnerCpu& operator=(const InnerCpu&) = delete;
 
     void set_threads(int threads);
     void set_abort_callback(ggml_abort_callback callback, void* data);
@@ -31,7 +28,7 @@ class InnerCpu {
     static void shadow(const ggml_tensor& node, Shadow& out);
 
   private:
-    ggml_backend_t backend_;
+    ggml_backend_ptr backend_;
     std::vector<std::byte> graph_memory_;
 };
 

@@ -20,7 +20,6 @@ LayerCache::LayerCache(std::shared_ptr<const Setting> setting, std::shared_ptr<S
 
 void LayerCache::add_tensor(Part part, const ggml_tensor& tensor) {
     Half& h = half(part);
-    h.present = true;
     h.f16 = tensor.type == GGML_TYPE_F16;
     h.row_bytes = tensor.nb[1];
     h.bytes = ggml_nbytes(&tensor);
@@ -58,7 +57,7 @@ std::string LayerCache::why_not_packed() {
     const Half& k = half(Part::keys);
     const Half& v = half(Part::values);
     const bool latent = shape_.latent();
-    if (!k.present || (!v.present && !latent)) return "it has no separate keys and values";
+    if (k.bytes == 0 || (v.bytes == 0 && !latent)) return "it has no separate keys and values";
     if (!k.f16 || !(v.f16 || latent))
         return "its cache type is not f16 (drop -ctk and -ctv, or a draft's -ctkd and -ctvd)";
     if (!shape_known())
@@ -112,8 +111,7 @@ void LayerCache::decide() {
         mode_ = Mode::packed;
         return;
     }
-    for (Half& h : halves_)
-        if (h.present) h.plain = Mapping(h.bytes);
+    for (Half& h : halves_) h.plain = Mapping(h.bytes);
     mode_ = Mode::plain;
 }
 

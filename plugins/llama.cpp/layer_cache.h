@@ -110,7 +110,7 @@ class LayerCache {
         std::uint32_t cell = 0;
 
         friend auto operator<=>(const Place&, const Place&) = default;
-        // The next cell's `n`-th, if its row lies right behind, too.
+        // Where the n-th cell after this one lies if their rows lie one after the other.
         Place behind(std::uint32_t n) const noexcept { return {packed, row + n, cell + n}; }
     };
     // Of the cells, in order.
@@ -200,10 +200,9 @@ class LayerCache {
 
   private:
     struct Half {
-        bool present = false;
         bool f16 = false;
         std::size_t row_bytes = 0;
-        std::size_t bytes = 0;
+        std::size_t bytes = 0;  // 0: there is none
         Mapping plain;
     };
 

@@ -13,13 +13,13 @@ struct Live {
     std::mutex mutex;
     std::vector<const LiveBuffer*> buffers;  // the newest last
     std::set<std::uint32_t> elsewhere;
-    bool cache_made = false;
 };
 Live& live() {
     static auto& instance = *new Live;
     return instance;
 }
 
+std::atomic<std::uint64_t> models{0};            // so far
 thread_local std::uint64_t model_in_making = 0;  // 0: none yet
 
 }  // namespace
@@ -43,7 +43,6 @@ void for_each_live(const std::function<void(const LiveBuffer&)>& f) {
 }
 
 std::uint64_t model_of_new_cache() {
-    static std::atomic<std::uint64_t> models{0};
     if (model_in_making == 0) model_in_making = ++models;
     return model_in_making;
 }
@@ -78,15 +77,7 @@ bool none_packs() {
     return std::ranges::none_of(live().buffers, [](const auto* b) { return b->may_pack.load(); });
 }
 
-void note_cache_made() {
-    const auto lock = lock_live();
-    live().cache_made = true;
-}
-
-bool any_cache_made() {
-    const auto lock = lock_live();
-    return live().cache_made;
-}
+bool any_cache_made() { return models > 0; }
 
 void note_layer_elsewhere(std::uint32_t layer) {
     const auto lock = lock_live();

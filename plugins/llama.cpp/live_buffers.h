@@ -40,7 +40,6 @@ CacheStats live_stats();
 int last_live_layer(std::optional<std::uint64_t> model = {});  // of all caches, or of a model's
 bool any_refused();                                            // then no context can be made
 bool none_packs();                                             // of all caches
-void note_cache_made();
 bool any_cache_made();
 
 // Layers of caches that contexts with our device keep elsewhere, as plain f16: some of a model, as

@@ -195,13 +195,11 @@ CacheStats stats() { return live_stats(); }
 
 extern "C" {
 // What ggml_backend_load() and GGML_BACKEND_PATH look for.
-GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
-}
-
-ggml_backend_reg_t ggml_backend_init(void) {
+GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void) {
     ggml_backend_reg_t reg = lowkv::ggml::load();
     // ggml loads its backends again whenever a tool asks for them.
     static const bool watching = reg != nullptr && lowkv::ggml::watch_exit();
     static_cast<void>(watching);
     return reg;
+}
 }

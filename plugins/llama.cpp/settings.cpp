@@ -56,9 +56,13 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                     named_in + others);
 }
 
+std::string variable(const char* name, std::string_view usual) {
+    const std::string value = platform::environment(name);
+    return value.empty() ? std::string(usual) : value;
+}
+
 std::string read_device() {
-    std::string name = platform::environment("LOWKV_DEVICE");
-    if (name.empty()) name = "cpu";
+    const std::string name = variable("LOWKV_DEVICE", "cpu");
     try {
         check_device_name(name);
     } catch (const Error& error) {
@@ -68,8 +72,7 @@ std::string read_device() {
 }
 
 bool read_packed_states() {
-    const std::string value = platform::environment("LOWKV_STATES");
-    const std::string text = value.empty() ? "packed" : value;
+    const std::string text = variable("LOWKV_STATES", "packed");
     if (text != "packed" && text != "f16")
         throw Error(ErrorCode::invalid_argument,
                     "LOWKV_STATES=" + text + " is neither packed nor f16");
@@ -77,8 +80,7 @@ bool read_packed_states() {
 }
 
 std::size_t read_conversations() {
-    const std::string text = platform::environment("LOWKV_CONVERSATIONS");
-    if (text.empty()) return 1;
+    const std::string text = variable("LOWKV_CONVERSATIONS", "1");
     std::size_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc{} || end != text.data() + text.size() || number == 0)
@@ -136,8 +138,7 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
 }
 
 void choose_from_environment() {
-    const std::string value = platform::environment("LOWKV_SCHEME");
-    const std::string text = value.empty() ? std::string(default_scheme) : value;
+    const std::string text = variable("LOWKV_SCHEME", default_scheme);
     const auto refuse = [](const std::string& why) {
         State& s = state();
         const std::lock_guard lock(s.mutex);

@@ -23,7 +23,7 @@ void StepView::find_seen(const MaskRows& mask, std::uint32_t tokens, Executor& e
 void StepView::see(CellTracker& tracker, std::uint64_t version, const MaskRows& mask,
                    std::uint32_t tokens, const void* owner, Executor& executor) {
     const Layout& layout = tracker.layout(version);
-    const Key key{&tracker, tracker.serial(), layout.arrangement, mask, tokens};
+    const Key key{&tracker, tracker.step(), layout.arrangement, mask, tokens};
     const bool lasts = mask.data == nullptr || mask.tensor != nullptr;
     if (lasts && tracker.owner() == owner && key == key_) return;
 

@@ -56,7 +56,7 @@ std::vector<float> turned(const Bytes& keys, const std::vector<std::int32_t>& sh
     const std::vector<float> values = floats(keys);
     std::copy(values.begin(), values.end(), static_cast<float*>(x->data));
     std::copy(shifts.begin(), shifts.end(), static_cast<std::int32_t*>(by->data));
-    const std::unique_ptr<ggml_backend, Free> cpu(ggml_backend_cpu_init());
+    const ggml_backend_ptr cpu(ggml_backend_cpu_init());
     REQUIRE(ggml_backend_graph_compute(cpu.get(), graph) == fine);
     const auto* data = static_cast<const float*>(y->data);
     return {data, data + ggml_nelements(y)};

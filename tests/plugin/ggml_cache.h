@@ -53,7 +53,6 @@ inline Cells range(std::uint32_t first, std::uint32_t last) {
 
 using lowkv::ggml::trial::Buffer;
 using lowkv::ggml::trial::Context;
-using lowkv::ggml::trial::Free;
 using lowkv::ggml::trial::host_memory;
 using lowkv::ggml::trial::new_context;
 

@@ -109,9 +109,9 @@ Result run(const Case& test, const char* scheme) {
     ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     ggml_backend_register(lowkv::ggml::backend_reg());
     if (scheme != nullptr) lowkv::ggml::set_scheme(scheme);
-    const std::unique_ptr<ggml_backend, Free> backend(
-        scheme != nullptr ? ggml_backend_dev_init(lowkv::ggml::device(), nullptr)
-                          : ggml_backend_cpu_init());
+    const ggml_backend_ptr backend(scheme != nullptr
+                                       ? ggml_backend_dev_init(lowkv::ggml::device(), nullptr)
+                                       : ggml_backend_cpu_init());
     const Context context = new_context();
     std::vector<ggml_tensor*> keys, values;
     for (std::size_t l = 0; l < layers_of_graph; ++l)

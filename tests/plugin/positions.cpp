@@ -31,7 +31,7 @@ struct Layer {
 
 struct Model {
     std::vector<Layer> layers;
-    std::unique_ptr<ggml_backend, Free> backend;
+    ggml_backend_ptr backend;
     std::vector<Context> contexts;
     std::vector<Buffer> buffers;
     std::vector<ggml_tensor*> keys, values;  // per layer

@@ -201,8 +201,7 @@ TEST_CASE("models are made, planned, computed and freed in threads at once") {
     use("kivi2,window=32,sinks=0");
     std::atomic<int> wrong = 0;
     const auto work = [&](int stored, int caches) {
-        const std::unique_ptr<ggml_backend, Free> backend(
-            ggml_backend_dev_init(lowkv::ggml::device(), nullptr));
+        const ggml_backend_ptr backend(ggml_backend_dev_init(lowkv::ggml::device(), nullptr));
         lowkv::ggml::set_threads(backend.get(), 1);
         for (int round = 0; round < 100; ++round) {
             const Model model(stored + 1, stored, caches);

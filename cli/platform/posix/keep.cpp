@@ -7,15 +7,10 @@
 
 #include <cpp-httplib/httplib.h>
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "common/machine.h"
 #include "common/saved_states.h"
@@ -27,12 +22,15 @@ namespace lowkv::cli {
 
 namespace fs = std::filesystem;
 
+struct KeptSlot {
+    fs::path path;
+    int slot = 0;
+    fs::file_time_type time;
+};
+
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr auto usual_rest = std::chrono::seconds(5);  // of a slot, before it is saved
-constexpr std::uintmax_t sector = 512;                // the unit of st_blocks
+constexpr std::uintmax_t sector = 512;  // the unit of st_blocks
 
 // Of the checksums of its pieces, so that a file of gigabytes need not be in memory.
 std::string checksum(const fs::path& path) {
@@ -62,13 +60,8 @@ std::vector<std::string> lines_of(const fs::path& path) {
 }
 
 // The files of conversations in a folder, the newest first.
-struct Kept {
-    fs::path path;
-    int slot = 0;
-    fs::file_time_type time;
-};
-std::vector<Kept> kept_in(const fs::path& folder) {
-    std::vector<Kept> found;
+std::vector<KeptSlot> kept_in(const fs::path& folder) {
+    std::vector<KeptSlot> found;
     std::error_code none;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, none)) {
         int slot = 0;
@@ -77,16 +70,16 @@ std::vector<Kept> kept_in(const fs::path& folder) {
             2)
             found.push_back({entry.path(), slot, entry.last_write_time(none)});
     }
-    std::ranges::sort(found, std::greater(), &Kept::time);
+    std::ranges::sort(found, std::greater(), &KeptSlot::time);
     return found;
 }
 
 // The newest file of each slot; half-written, damaged and older ones are removed.
-std::map<int, Kept> whole_conversations(const fs::path& folder) {
+std::map<int, KeptSlot> whole_conversations(const fs::path& folder) {
     for (const fs::directory_entry& entry : fs::directory_iterator(folder))
         if (entry.path().filename().string().ends_with("-part")) fs::remove(entry.path());
-    std::map<int, Kept> newest;
-    for (const Kept& kept : kept_in(folder)) {
+    std::map<int, KeptSlot> newest;
+    for (const KeptSlot& kept : kept_in(folder)) {
         const std::string begin = "slot-" + std::to_string(kept.slot) + "-";
         const bool whole = kept.path.filename() == begin + checksum(kept.path) + ".bin";
         if (!whole) say("--keep: " + kept.path.string() + " is damaged and was removed");
@@ -103,59 +96,24 @@ std::string difference(const std::vector<std::string>& there,
            (other == here.end() ? "nothing" : "\"" + *other + "\"") + " here";
 }
 
-class SlotKeeper : public Keeper {
-  public:
-    SlotKeeper(const std::string& folder, double most_bytes, const Program& program,
-               const std::vector<std::string>& settings);
-    ~SlotKeeper() override;
+}  // namespace
 
-    const fs::path& slots() const override { return slots_; }
-    void read(std::string_view messages) override;
-    void finish() override;
-    bool finished() override;
-
-  private:
-    void work();
-    void restore_all(const std::map<int, Kept>& found);
-    void restore(const Kept& kept);
-    void save(int slot);
-    void drop_oldest();
-    // The server's answer to a slot's action; its message where it refuses, empty where all is
-    // well.
-    std::string ask(int slot, const char* action, const std::string& file);
-    void take_line(const std::string& line);
-
-    fs::path folder_, slots_;
-    double most_bytes_;
-    std::string prefix_, key_, line_, address_;
-    Clock::duration rest_ = usual_rest;
-    int lock_ = -1;
-
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    // Slots that are not saved yet, and when they were used last.
-    std::map<int, Clock::time_point> used_;
-    bool finishing_ = false, busy_ = false, ended_ = false;
-    std::thread worker_;
-};
-
-SlotKeeper::SlotKeeper(const std::string& folder, double most_bytes, const Program& program,
-                       const std::vector<std::string>& settings)
+Keeper::Keeper(const std::string& folder, double most_bytes, const Program& program,
+               const std::vector<std::string>& settings)
     : folder_(fs::absolute(platform::path_of(folder))), most_bytes_(most_bytes) {
     if (program.name != "llama-server") throw UsageError("--keep is for llama-server");
-    for (const Words& names : {Words{"--slot-save-path"}, Words{"--ssl-key-file"}})
-        if (const std::string given = source_of(
-                program, names, names[0] == "--ssl-key-file" ? "LLAMA_ARG_SSL_KEY_FILE" : nullptr);
-            !given.empty())
+    for (const ProgramOption& option :
+         {slots_option, ProgramOption{{"--ssl-key-file"}, "LLAMA_ARG_SSL_KEY_FILE"}})
+        if (const std::string given = source_of(program, option); !given.empty())
             throw UsageError("--keep can't be used with " + given + ": leave one of them out");
-    prefix_ = setting_of(program, {"--api-prefix"}, "LLAMA_ARG_API_PREFIX");
-    key_ = setting_of(program, {"--api-key"}, "LLAMA_API_KEY");
+    prefix_ = setting_of(program, {{"--api-prefix"}, "LLAMA_ARG_API_PREFIX"});
+    key_ = setting_of(program, {{"--api-key"}, "LLAMA_API_KEY"});
     key_ = key_.substr(0, key_.find(','));
-    const std::string keys = setting_of(program, {"--api-key-file"}, "LLAMA_ARG_API_KEY_FILE");
+    const std::string keys = setting_of(program, {{"--api-key-file"}, "LLAMA_ARG_API_KEY_FILE"});
     for (const std::string& line : lines_of(platform::path_of(keys)))
         if (key_.empty() && !line.starts_with('#')) key_ = line;
     const std::string sleep =
-        setting_of(program, {"--sleep-idle-seconds"}, "LLAMA_ARG_SLEEP_IDLE_SECONDS");
+        setting_of(program, {{"--sleep-idle-seconds"}, "LLAMA_ARG_SLEEP_IDLE_SECONDS"});
     if (const int seconds = std::atoi(sleep.c_str()); seconds > 0)
         rest_ = std::min<Clock::duration>(rest_, std::chrono::milliseconds(500 * seconds));
 
@@ -184,7 +142,7 @@ SlotKeeper::SlotKeeper(const std::string& folder, double most_bytes, const Progr
     worker_ = std::thread([this] { work(); });
 }
 
-SlotKeeper::~SlotKeeper() {
+Keeper::~Keeper() {
     {
         const std::scoped_lock lock(mutex_);
         ended_ = true;
@@ -194,7 +152,7 @@ SlotKeeper::~SlotKeeper() {
     close(lock_);
 }
 
-void SlotKeeper::read(std::string_view messages) {
+void Keeper::read(std::string_view messages) {
     const std::scoped_lock lock(mutex_);
     line_ += messages;
     take_lines(line_, [this](std::string_view line) { take_line(std::string(line)); });
@@ -202,7 +160,7 @@ void SlotKeeper::read(std::string_view messages) {
 }
 
 // A client's text in the log could only have a slot saved once more.
-void SlotKeeper::take_line(const std::string& line) {
+void Keeper::take_line(const std::string& line) {
     constexpr std::string_view listens = "listening on ";
     const std::size_t at = line.find(listens), slot = line.find(" id ");
     if (at != std::string::npos && address_.empty())
@@ -211,18 +169,18 @@ void SlotKeeper::take_line(const std::string& line) {
         used_[std::atoi(line.c_str() + slot + 4)] = Clock::now();
 }
 
-void SlotKeeper::finish() {
+void Keeper::finish() {
     const std::scoped_lock lock(mutex_);
     finishing_ = true;
     changed_.notify_all();
 }
 
-bool SlotKeeper::finished() {
+bool Keeper::finished() {
     const std::scoped_lock lock(mutex_);
     return address_.empty() || (used_.empty() && !busy_);
 }
 
-void SlotKeeper::work() {
+void Keeper::work() {
     std::unique_lock lock(mutex_);
     const auto unlocked = [&](const auto& f) {
         busy_ = true;
@@ -235,7 +193,7 @@ void SlotKeeper::work() {
         lock.lock();
         busy_ = false;
     };
-    std::map<int, Kept> found;
+    std::map<int, KeptSlot> found;
     unlocked([&] { found = whole_conversations(slots_); });  // while the server loads its model
     changed_.wait(lock, [&] { return ended_ || !address_.empty(); });
     if (!ended_) unlocked([&] { restore_all(found); });
@@ -255,7 +213,7 @@ void SlotKeeper::work() {
     }
 }
 
-std::string SlotKeeper::ask(int slot, const char* action, const std::string& file) {
+std::string Keeper::ask(int slot, const char* action, const std::string& file) {
     constexpr std::string_view socket = "unix://";
     const bool is_socket = address_.starts_with(socket);
     httplib::Client client(is_socket ? address_.substr(socket.size()) : address_);
@@ -275,20 +233,20 @@ std::string SlotKeeper::ask(int slot, const char* action, const std::string& fil
 }
 
 // All at once, so that they come before what clients ask.
-void SlotKeeper::restore_all(const std::map<int, Kept>& found) {
+void Keeper::restore_all(const std::map<int, KeptSlot>& found) {
     std::vector<std::thread> asking;
     for (const auto& [slot, kept] : found) asking.emplace_back([this, &kept] { restore(kept); });
     for (std::thread& one : asking) one.join();
     if (!found.empty()) say("--keep: what " + plural(found.size(), "slot") + " held is back");
 }
 
-void SlotKeeper::restore(const Kept& kept) {
+void Keeper::restore(const KeptSlot& kept) {
     if (const std::string why = ask(kept.slot, "restore", kept.path.filename().string());
         !why.empty())
         say("--keep: slot " + std::to_string(kept.slot) + " was not restored: " + why);
 }
 
-void SlotKeeper::save(int slot) {
+void Keeper::save(int slot) {
     const std::string begin = "slot-" + std::to_string(slot) + "-";
     const fs::path part = slots_ / (begin + "part");
     std::error_code none;
@@ -305,32 +263,24 @@ void SlotKeeper::save(int slot) {
     platform::sync_file(part);
     const fs::path whole = slots_ / (begin + checksum(part) + ".bin");
     fs::rename(part, whole);
-    for (const Kept& kept : kept_in(slots_))
+    for (const KeptSlot& kept : kept_in(slots_))
         if (kept.slot == slot && kept.path != whole) fs::remove(kept.path);
     platform::sync_folder(slots_);
     drop_oldest();
 }
 
-void SlotKeeper::drop_oldest() {
-    std::vector<Kept> all;
+void Keeper::drop_oldest() {
+    std::vector<KeptSlot> all;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_))
         if (entry.is_directory()) std::ranges::copy(kept_in(entry.path()), std::back_inserter(all));
-    std::ranges::sort(all, std::greater(), &Kept::time);
+    std::ranges::sort(all, std::greater(), &KeptSlot::time);
     double sum = 0;
-    for (const Kept& kept : all) {
+    for (const KeptSlot& kept : all) {
         struct stat found = {};
         stat(kept.path.c_str(), &found);
         sum += static_cast<double>(found.st_blocks) * sector;
         if (sum > most_bytes_) fs::remove(kept.path);
     }
-}
-
-}  // namespace
-
-std::unique_ptr<Keeper> make_keeper(const std::string& folder, double most_bytes,
-                                    const Program& program,
-                                    const std::vector<std::string>& settings) {
-    return std::make_unique<SlotKeeper>(folder, most_bytes, program, settings);
 }
 
 }  // namespace lowkv::cli

@@ -79,6 +79,15 @@ void stop_together(int /*number*/) {
     if (child > 0) kill(-child, SIGCONT);
 }
 
+// Becomes the program; returns errno where it can't.
+int execute(std::vector<std::string> words) {
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execvp(argv[0], argv.data());
+    return errno;
+}
+
 [[noreturn]] void become(const std::vector<std::string>& words, int messages, bool whole,
                          const sigset_t& signals) {
     if (own_group) setpgid(0, 0);
@@ -121,14 +130,6 @@ void take_orphans(pid_t child) {
 }
 
 }  // namespace
-
-int execute(std::vector<std::string> words) {
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    execvp(argv[0], argv.data());
-    return errno;
-}
 
 pid_t wait_for(pid_t child, int& status, int options) {
     if (getpid() == 1) take_orphans(child);

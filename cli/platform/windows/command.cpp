@@ -127,9 +127,16 @@ SlotFiles::~SlotFiles() = default;
 
 void SlotFiles::read() {}
 
-std::unique_ptr<Keeper> make_keeper(const std::string&, double, const Program&,
-                                    const std::vector<std::string>&) {
+Keeper::Keeper(const std::string&, double, const Program&, const std::vector<std::string>&) {
     throw UsageError("--keep can't be used on Windows");
 }
+
+Keeper::~Keeper() = default;
+
+void Keeper::read(std::string_view) {}
+
+void Keeper::finish() {}
+
+bool Keeper::finished() { return true; }
 
 }  // namespace lowkv::cli

@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 
 #include "common/terminal.h"
 #include "platform/system.h"
@@ -96,15 +94,6 @@ int status_of(HANDLE process) {
 }
 
 }  // namespace
-
-// There is no becoming on Windows: this process waits, and ends as the other one has.
-int execute(std::vector<std::string> words) {
-    DWORD number = 0;
-    const HANDLE process = start(words, own(STD_OUTPUT_HANDLE), own(STD_ERROR_HANDLE), number);
-    if (process == nullptr) return ENOENT;
-    WaitForSingleObject(process, INFINITE);
-    std::exit(status_of(process));
-}
 
 int exit_status(int status) { return status; }
 

@@ -6,26 +6,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "ggml-alloc.h"
-#include "ggml-backend.h"
-#include "ggml.h"
+#include "ggml-cpp.h"
 
 namespace lowkv::ggml::trial {
 
 using Cells = std::vector<std::uint32_t>;
 using Bytes = std::vector<std::byte>;
 
-struct Free {
-    void operator()(ggml_context* context) const { ggml_free(context); }
-    void operator()(ggml_backend* backend) const { ggml_backend_free(backend); }
-    void operator()(ggml_backend_buffer* buffer) const { ggml_backend_buffer_free(buffer); }
-};
-using Context = std::unique_ptr<ggml_context, Free>;
-using Buffer = std::unique_ptr<ggml_backend_buffer, Free>;
+using Context = ggml_context_ptr;
+using Buffer = ggml_backend_buffer_ptr;
 
 // Throws std::runtime_error.
 void require(bool holds, const char* what);
@@ -81,7 +73,7 @@ class Cache {
   private:
     ggml_backend_dev_t device_;
     Heads heads_;
-    std::unique_ptr<ggml_backend, Free> backend_;
+    ggml_backend_ptr backend_;
     Context context_ = new_context();
     std::uint32_t cells_;
     std::vector<ggml_tensor*> keys_, values_;

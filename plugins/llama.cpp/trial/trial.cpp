@@ -250,7 +250,7 @@ void try_tables(ggml_backend_dev_t device) {
     require(ggml_backend_dev_supports_buft(device, type) &&
                 ggml_backend_dev_supports_buft(device, host),
             "the device refuses its buffers");
-    const std::unique_ptr<ggml_backend, Free> backend(ggml_backend_dev_init(device, nullptr));
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     require(backend != nullptr && ggml_backend_get_device(backend.get()) == device &&
                 ggml_backend_get_default_buffer_type(backend.get()) == type,
             "the backend's table is another");
