@@ -28,9 +28,9 @@ PRODUCT = {
     "bench/kernels": "benchmarks",
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
-LINES = {"core": 13474, "devices": 6248, "llama.cpp": 5724, "transformers": 2405, "vLLM": 679,
-         "command": 5449, "guests": 3511, "extras": 132, "benchmarks": 490}
-TOKENS = 472751
+LINES = {"core": 13272, "devices": 6189, "llama.cpp": 5533, "transformers": 2405, "vLLM": 679,
+         "command": 5419, "guests": 3476, "extras": 132, "benchmarks": 490}
+TOKENS = 466096
 BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0,
         "parts of the plug-in in a circle of includes": 0}

@@ -64,10 +64,6 @@ class SealedDevice : public Device {
         const Open open(*this);
         cpu_.read_rows(plan, part, from, rows, executor);
     }
-    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
-        const Open open(*this);
-        cpu_.clear_rows(plan, block, first);
-    }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
         const Open open(*this);

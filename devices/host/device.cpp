@@ -135,16 +135,6 @@ class KernelDevice final : public Device {
         };
         each_rows(plan, from, rows.data, rows.token_stride, read);
     }
-    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
-        const std::scoped_lock lock(state_->mutex);
-        const Handle handle = state_->try_plan(plan);
-        const std::uint32_t at = state_->memory.address(block);
-        const std::size_t elements =
-            std::size_t{plan.block_tokens() - first} * plan.shape().channels();
-        for (const std::uint32_t part : {0u, 1u})
-            state_->queue.launch(Kernel::clear_rows, grid_of(elements), state_->memory.all(),
-                                 handle, part, at, first);
-    }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
         const std::scoped_lock lock(state_->mutex);

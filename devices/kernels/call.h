@@ -85,7 +85,7 @@ typedef struct {
 // All kernels, for tables of them; devices/tensor/plan.h has more, which are CUDA's alone.
 // clang-format off
 #define LOWKV_KERNELS(X) \
-    X(write_rows) X(read_rows) X(clear_rows) X(copy_rows) X(encode_exact) \
+    X(write_rows) X(read_rows) X(copy_rows) X(encode_exact) \
     X(find_ranges) X(write_metadata) X(find_codes) X(pack_codes) X(decode) X(find_mean) \
     X(transform) X(find_grids) X(find_windows) X(find_scales) \
     X(correct_mean) X(decode_tokens) X(decode_sorted) X(begin_sorted) X(transform_sorted) \

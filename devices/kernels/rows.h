@@ -119,16 +119,6 @@ KERNEL(read_rows, 64)
     }
 }
 
-// Zeros tokens `first` and after.
-KERNEL(clear_rows, 64)
-(MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t block, uint32_t first) {
-    GLOBAL const lowkv_part* part = part_of(plan, which);
-    const uint32_t channels = channels_of(part), i = NUMBER;
-    if (i >= (part->tokens - first) * channels) return;
-    store_half(AT(block) + part->exact_at, part->rows,
-               exact_index(part, i % channels, first + i / channels), 0);
-}
-
 // Tokens of another block; `step` 0: one token, repeated.
 KERNEL(copy_rows, 64)
 (MEMORY, GLOBAL const uint32_t* plan, uint32_t which, uint32_t to, uint32_t to_first, uint32_t from,

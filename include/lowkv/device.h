@@ -96,8 +96,6 @@ class Device {
     virtual void read_rows(const Plan& plan, Part part,
                            std::span<const BlockRows<const std::byte>> from, const RowsOut& rows,
                            Executor& executor) const noexcept = 0;
-    // Zeros keys and values of tokens `first` and after.
-    virtual void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept = 0;
     // Keys, values and positions of tokens [from_first, from_first + count), or `count` times the
     // one token from_first, to tokens [to_first, to_first + count).
     virtual void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first,

@@ -239,10 +239,12 @@ void CellTracker::see_mask(const MaskRows& mask) {
 
 void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint32_t cell) {
     const std::uint32_t newest = rank_[cell];
-    const std::uint32_t history = groups_.group(groups_.group_of(cell)).history;
     // Ranks count from 1: it is the highest that has left the window.
     const auto boundary = static_cast<std::uint32_t>(left_window(retention_, newest));
-    const std::uint32_t block = groups_.block();
+    const auto has_passed = [&](const CellGroup& group) {
+        return group.first_rank + groups_.block() - 1 <= boundary;
+    };
+    seen_groups_.assign(groups_.groups(), 0);
     for (std::uint32_t b = 0; b < groups_.exact_rows().size(); ++b) {
         if (groups_.exact_rows()[b] == 0) continue;
         bool waits = retention_.young > 0;
@@ -252,15 +254,22 @@ void CellTracker::age(const std::uint16_t* row, std::uint32_t visible, std::uint
             waits = waits && seen && rank_[c] > retention_.sinks &&
                     rank_[c] + std::uint64_t{retention_.young} <= newest;
             const std::uint32_t number = groups_.group_of(c);
-            if (number == no_cell) continue;
-            CellGroup& group = groups_.group(number);
-            // What a sliding window has left behind stays: llama.cpp may go back to it.
-            if (!seen && group.history != history) continue;
-            if (seen) groups_.see(number, writes_);
+            if (number == no_cell || !seen) continue;
+            groups_.see(number, writes_);
+            seen_groups_[number] = 1;
             if (rank_[c] <= boundary) old_[c] = 1;
-            if (group.first_rank + block - 1 <= boundary) group.passed = true;
+            if (has_passed(groups_.group(number))) groups_.group(number).passed = true;
         }
         if (waits) waits_[b] = 1;
+    }
+    // What a sliding window has wholly left behind stays: llama.cpp may go back to it.
+    const std::uint32_t history = groups_.group(groups_.group_of(cell)).history;
+    for (std::uint32_t number = 0; number < groups_.groups(); ++number) {
+        CellGroup& group = groups_.group(number);
+        if (seen_groups_[number] != 0 || group.history != history || !has_passed(group)) continue;
+        group.passed = true;
+        for (const std::uint32_t c : group.cells)
+            if (c != no_cell) old_[c] = 1;
     }
 }
 

@@ -124,7 +124,8 @@ class CellTracker {
     bool ranked_ = false;                  // the pending ones are
     std::vector<std::uint32_t> previous_;  // the cells of the step before
     std::vector<std::pair<std::uint32_t, std::optional<RowMark>>> restored_;
-    std::vector<std::uint8_t> seen_later_;  // scratch, per pending token
+    std::vector<std::uint8_t> seen_later_;   // scratch, per pending token
+    std::vector<std::uint8_t> seen_groups_;  // scratch, per group
     std::uint64_t repacked_rows_ = 0;
 
     // The arrangement before version placed_version_, and the newest one.

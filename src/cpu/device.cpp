@@ -145,12 +145,6 @@ class CpuDevice final : public Device {
             load(exact_part(plan, stored, block), shape, first, count, target);
         });
     }
-    void clear_rows(const Plan& plan, std::byte* block, std::uint32_t first) noexcept override {
-        const cpu::ExactShape shape = exact_shape(plan);
-        cpu::clear_keys(exact_part(plan, Part::keys, block), shape, first);
-        if (!plan.shape().latent())
-            cpu::clear_values(exact_part(plan, Part::values, block), shape, first);
-    }
     void copy_rows(const Plan& plan, std::byte* to, std::uint32_t to_first, const std::byte* from,
                    std::uint32_t from_first, std::uint32_t count, bool repeat) noexcept override {
         const auto copy = plan.rows() == RowType::f32 ? copy_elements<std::uint32_t>

@@ -166,17 +166,4 @@ void load_values(const std::byte* values, const ExactShape& shape, std::uint32_t
     }
 }
 
-void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept {
-    const std::size_t bytes = shape.bytes();
-    for (std::uint32_t c = 0; c < shape.channels(); ++c) {
-        std::memset(keys + (std::size_t{c} * shape.block_tokens + first) * bytes, 0,
-                    (shape.block_tokens - first) * bytes);
-    }
-}
-
-void clear_values(std::byte* values, const ExactShape& shape, std::uint32_t first) noexcept {
-    std::memset(values + std::size_t{first} * shape.channels() * shape.bytes(), 0,
-                std::size_t{shape.block_tokens - first} * shape.channels() * shape.bytes());
-}
-
 }  // namespace lowkv::cpu

@@ -59,8 +59,4 @@ void copy_tokens(T* to, const T* from, std::size_t channels, std::size_t count,
         std::copy_n(from + (repeat ? 0 : t) * channels, channels, to + t * channels);
 }
 
-// Zeros tokens [first, block_tokens).
-void clear_keys(std::byte* keys, const ExactShape& shape, std::uint32_t first) noexcept;
-void clear_values(std::byte* values, const ExactShape& shape, std::uint32_t first) noexcept;
-
 }  // namespace lowkv::cpu
