@@ -40,7 +40,7 @@ build: setup ## build everything (PRESET=release, debug, ...; CMAKE_OPTIONS=-DLO
 demo: ## stream an answer from the packed cache, then compare schemes: builds only what that takes
 	@$(SETUP) headers model llama-libraries demo-text
 	$(call BUILD,$(PRESET),lowkv_cli ggml-lowkv)
-	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_TEXT)"
+	deps/demo.sh "$(BIN)/lowkv" "$(call dep,LOWKV_MODEL)" "$(call dep,LOWKV_DEMO_PROMPT)"
 
 .PHONY: llama
 llama: ## stock llama.cpp's programs (about 7 minutes): `lowkv run` finds them where the PATH has none

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # make demo: one long prompt answered from the packed cache, then from llama.cpp's own f16 cache.
 set -euo pipefail
-lowkv=$1 model=$2 text=$3
+lowkv=$1 model=$2 prompt=$3
 
-echo "== A question about 4,000 tokens of text, answered from the packed cache (lowkv2.8)"
-"$lowkv" generate --model "$model" --temp 0 --tokens 80 --stock f16 --file "$text" \
-    --prompt "Name the three kinds of draft models that the text above describes, and what they have in common."
+echo "== A question about 2,700 tokens of text, answered from the packed cache (lowkv2.8)"
+tail -n 1 "$prompt"
+"$lowkv" generate --model "$model" --temp 0 --tokens 60 --stock f16 --file "$prompt"
 
 cat <<END
 

@@ -1,6 +1,8 @@
 """The dependencies: what each is, where it comes from, and how it is made."""
 
+import gzip
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -217,23 +219,39 @@ class Dialogue(Part):
 
 class DemoText(Part):
     name = "demo-text"
-    about = "about 4,000 tokens of prose from llama.cpp's documentation"
+    about = "prose from llama.cpp's documentation, and make demo's question about Debian's texts (or about that prose)"
     needs = ("llama-libraries",)
     PAGES = ("docs/speculative.md", "docs/development/HOWTO-add-model.md", "docs/multi-gpu.md",
              "docs/autoparser.md")
     CHARACTERS = 16000
+    QUESTION = "What is speculative decoding, and why does it make llama.cpp faster?"
+    PACKAGE = ("doc-debian", "11.3+nmu1", "b9bff49f22b334cb6fedc071d81669e72cc2fa0dcd65e110785f69d9941f2773")
+    DEBIAN = ("debian-manifesto.gz", "social-contract.txt.gz")
+    OF_DEBIAN = "What does the Debian Social Contract promise?"
 
     def inputs(self, setup):
         return {"llama": Llama.SHA256, "prose": sha256(HERE / "prose.py"), "pages": self.PAGES,
-                "characters": self.CHARACTERS}
+                "characters": self.CHARACTERS, "package": self.PACKAGE, "debian": self.DEBIAN,
+                "questions": [self.QUESTION, self.OF_DEBIAN]}
 
     def make(self, setup, folder):
         source = setup.need("llama-libraries") / "llama.cpp"
-        text = prose.from_markdown([source / page for page in self.PAGES], self.CHARACTERS)
+        text, question = prose.from_markdown([source / page for page in self.PAGES], self.CHARACTERS), self.QUESTION
         (folder / "demo.txt").write_text(text, encoding="utf-8")
+        unpacked = folder / "unpacked"
+        try:
+            unpack_deb(setup, *self.PACKAGE, unpacked)
+            texts = [gzip.decompress((unpacked / "usr/share/doc/debian" / name).read_bytes()).decode("utf-8")
+                     for name in self.DEBIAN]
+            paragraphs = re.split(r"\n\s*\n", "\n\n".join(texts))
+            text, question = "\n\n".join(" ".join(p.split()) for p in paragraphs), self.OF_DEBIAN
+            shutil.rmtree(unpacked)
+        except SetupError as error:
+            say(f"demo-text: {error}; asking about llama.cpp's documentation")
+        (folder / "prompt.txt").write_text(f"{text}\n\n{question}\n", encoding="utf-8")
 
     def paths(self, setup, folder):
-        return {"LOWKV_DEMO_TEXT": folder / "demo.txt"}
+        return {"LOWKV_DEMO_TEXT": folder / "demo.txt", "LOWKV_DEMO_PROMPT": folder / "prompt.txt"}
 
 
 class Wheels(Part):
