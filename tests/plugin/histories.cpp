@@ -94,3 +94,43 @@ TEST_CASE("the other sequence of a stream does not change a sequence's packed ro
     }
     CHECK(rows(together, 0, 320) == rows(alone, 0, 320));
 }
+
+// llama.cpp's cache of sliding layers is a ring: a row stays until another is written over it, and
+// a prompt that changed may go on from any token whose window is still there.
+TEST_CASE("a sequence goes back to what its sliding window has left behind") {
+    constexpr std::uint32_t ring = 512, window = 160, most = 256;
+    const std::string scheme = "int8,window=32,sinks=4";
+    Cache exact("exact", ring), packed(scheme, ring);
+    std::mt19937 generator(23);
+    std::uint32_t next = 0, top = 0,
+                  returns = 0;  // positions; a token lies in cell position % ring
+    for (unsigned round = 0; round < 40; ++round) {
+        const std::uint32_t count = 1 + static_cast<std::uint32_t>(generator()) % most;
+        Cells where;
+        for (std::uint32_t p = next; p < next + count; ++p) where.push_back(p % ring);
+        for (Cache* cache : {&exact, &packed}) {
+            std::mt19937 random(round);
+            std::normal_distribution<float> normal;
+            REQUIRE(cache->step(
+                        where,
+                        [&](std::size_t, std::span<float> input) {
+                            for (float& x : input) x = normal(random);
+                        },
+                        [&](std::size_t token, ggml_fp16_t* row) {
+                            const std::uint32_t end = next + static_cast<std::uint32_t>(token) + 1;
+                            for (std::uint32_t p = end - std::min(end, window); p < end; ++p)
+                                row[p % ring] = 0;
+                        }) == fine);
+        }
+        CAPTURE(round);
+        CHECK(distance_of(packed.result(), exact.result()) < 0.02f);
+        next += count;
+        top = std::max(top, next);
+        const std::uint32_t least = top - std::min(top, ring - window);
+        if (generator() % 2 != 0 || next <= least) continue;
+        next -= static_cast<std::uint32_t>(generator()) % (next - least);
+        ++returns;
+    }
+    CHECK(returns > 10);
+    CHECK(lowkv::ggml::stats().packed_bytes > 0);
+}
