@@ -24,11 +24,12 @@ std::uint32_t share(std::uint64_t before, std::uint32_t count, std::uint32_t per
 
 }  // namespace
 
-FilteredSequence::FilteredSequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
-                                   Retention retention, std::shared_ptr<const FilterRule> rule)
+FilteredSequence::FilteredSequence(const std::shared_ptr<Store>& store,
+                                   const std::shared_ptr<const Plan>& plan, Retention retention,
+                                   std::shared_ptr<const FilterRule> rule)
     : retention_(retention),
       rule_(rule ? std::move(rule) : make_rule(retention.filter)),
-      sequence_(std::move(store), std::move(plan), unfiltered(retention)) {}
+      sequence_(store, plan, unfiltered(retention)) {}
 
 std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
     if (cell < decided_.size()) return decided_[cell];
@@ -36,10 +37,9 @@ std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
 }
 
 void FilteredSequence::append(const float* keys, const float* values, std::uint32_t tokens) {
-    if (tokens > Blocks::max_cells - size_) {
+    if (tokens > Blocks::max_cells - size_)
         throw Error(ErrorCode::invalid_argument,
                     concat("a sequence has at most ", Blocks::max_cells, " tokens"));
-    }
     const std::size_t before = mass_.size();
     mass_.resize(before + tokens);
     try {

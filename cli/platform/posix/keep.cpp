@@ -258,7 +258,7 @@ void Keeper::save(int slot) {
     fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write);
     try {
         give_zeros_back(part.string());
-    } catch (const Failure&) {  // a file system without holes: the file is as good
+    } catch (const Failure&) {  // NOLINT(bugprone-empty-catch): without holes it is as good
     }
     platform::sync_file(part);
     const fs::path whole = slots_ / (begin + checksum(part) + ".bin");

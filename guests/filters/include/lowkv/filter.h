@@ -63,7 +63,7 @@ std::shared_ptr<const FilterRule> make_rule(Filter filter, std::uint64_t seed = 
 class FilteredSequence {
   public:
     // rule null: the one of retention.filter.
-    FilteredSequence(std::shared_ptr<Store> store, std::shared_ptr<const Plan> plan,
+    FilteredSequence(const std::shared_ptr<Store>& store, const std::shared_ptr<const Plan>& plan,
                      Retention retention, std::shared_ptr<const FilterRule> rule = nullptr);
     FilteredSequence(FilteredSequence&&) noexcept = default;
     FilteredSequence& operator=(FilteredSequence&&) noexcept = default;
