@@ -73,7 +73,7 @@ def client(server, options, left, lock, draw):
             left.pop()
             prompt = [draw.randint(100, 40000) for _ in range(draw.randint(20, 1000) if not options.chats else 300)]
             answer = draw.randint(20, 200) if not options.chats else 40
-        body = {"prompt": prompt, "n_predict": answer, "ignore_eos": True}
+        body = {"prompt": prompt, "n_predict": answer, "ignore_eos": True, "temperature": 0}
         status, said = server.request("POST", "/completion", body, timeout=900)
         assert status == 200, said
         print(f"  {len(left)} requests to come ", file=sys.stderr, end="\r")

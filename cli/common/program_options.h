@@ -11,7 +11,7 @@ namespace lowkv::cli {
 
 using Words = std::vector<std::string_view>;
 
-// An option by its names, and the variable that says the same; nullptr: there is none.
+// The names of an option, and the environment variable that sets it too, if there is one.
 struct ProgramOption {
     Words names;
     const char* variable = nullptr;

@@ -45,9 +45,9 @@ std::string name_of(const ggml_tensor& node, const LayerCache& layer) {
 }  // namespace
 
 void Backend::set_threads(int threads) {
-    const auto all = static_cast<unsigned>(std::max(threads, 1));
-    if (all != executor_->threads()) executor_ = std::make_unique<OpenMPExecutor>(all);
-    cpu_.set_threads(std::max(threads, 1));
+    const auto count = static_cast<unsigned>(std::max(threads, 1));
+    if (count != executor_->threads()) executor_ = std::make_unique<OpenMPExecutor>(count);
+    cpu_.set_threads(static_cast<int>(count));
 }
 
 void Backend::set_abort_callback(ggml_abort_callback callback, void* data) {

@@ -202,7 +202,7 @@ class LayerCache {
     struct Half {
         bool f16 = false;
         std::size_t row_bytes = 0;
-        std::size_t bytes = 0;  // 0: there is none
+        std::size_t bytes = 0;  // 0: the layer has no such tensor
         Mapping plain;
     };
 
