@@ -238,6 +238,30 @@ site: ## the documentation site in build/site, with the API reference if `make d
 change-cost: setup ## what a preset, a word, a subcommand, an instruction set cost in files: made in a copy, built and tested
 	@deps/change_cost.py $(CHANGES)
 
+# The package on the core of build/coverage, whose counts it adds to; each run of Python counts into a file of its own.
+.PHONY: coverage
+coverage: ## which lines and branches `make test` runs, by room (an hour); build/coverage/report.html has each line
+	@$(SETUP) text gemma venv-transformers lmcache venv-coverage
+	$(call BUILD,coverage)
+	$(call INSTALL,build/python-coverage,--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/coverage \
+	    --config-settings=cmake.define.CMAKE_CXX_FLAGS=--coverage)
+	find build/coverage build/python-coverage \( -name '*.gcda' -o -name '.coverage*' \) -delete
+	LOWKV_TEST_SAMPLE=2 ctest --preset coverage -j $(JOBS)
+	$(MAKE) test-e2e PRESET=coverage
+	site=$$(echo "$$(dirname $(call dep,LOWKV_COVERAGE_PYTHON))"/../lib/python*/site-packages)
+	printf '[run]\nbranch = true\nparallel = true\npatch = subprocess\nsource_pkgs = lowkv\ndata_file = %s\n' \
+	    "$(CURDIR)/build/coverage/.coverage" > build/coverage/coveragerc
+	LOWKV_MODEL="$(call dep,LOWKV_MODEL)" COVERAGE_RCFILE=$(CURDIR)/build/coverage/coveragerc \
+	    PYTHONPATH="$(CURDIR)/build/python-coverage/site:$(call dep,LOWKV_LMCACHE):$$site" \
+	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m coverage run -m pytest $(PY) $(SHORT) $(AT_ONCE) $(PYTEST_ARGS)
+	"$(call dep,LOWKV_COVERAGE_PYTHON)" tests/covered.py --collect
+
+.PHONY: mutants
+mutants: package ## faults made at random, and whether the tests see them (SAMPLE=20 SEED=the day ROOMS="core Python" AGAIN=1)
+	@$(SETUP) text gemma llama venv-mutants
+	"$(call dep,LOWKV_MUTANTS_PYTHON)" tests/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+	    $(foreach room,$(ROOMS),--room $(room)) $(if $(AGAIN),--again)
+
 .PHONY: test-core
 test-core: setup ## the core and its tests without guests/, which must not be needed
 	@$(call BUILD,core)

@@ -296,6 +296,8 @@ PARTS = {part.name: part for part in (
     Bible(),
     Dialogue(),
     Venv("venv-lint", "clang-format, clang-tidy and ruff", "LOWKV_LINT_PYTHON"),
+    Venv("venv-coverage", "gcovr and coverage.py, for `make coverage`", "LOWKV_COVERAGE_PYTHON"),
+    Venv("venv-mutants", "universalmutator, for `make mutants`", "LOWKV_MUTANTS_PYTHON", options=["--no-deps"]),
     Venv("venv-deploy", "the schemas of compose files, Kubernetes and Grafana", "LOWKV_DEPLOY_PYTHON"),
     Venv("venv-llama-server-tests", "what llama.cpp's own server tests import",
          "LOWKV_LLAMA_SERVER_TESTS_PYTHON"),

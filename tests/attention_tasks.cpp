@@ -4,10 +4,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
-#include "attention_oracle.h"
+#include "attention_check.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -62,6 +63,36 @@ TEST_CASE("a step of any number of sequences is at most three loops, and no thre
                     1.0 - static_cast<double>(tasks) / static_cast<double>(turns * threads);
                 CHECK(idle < 0.1);
                 CHECK(tasks <= std::max<std::size_t>(96 * threads, 8 * sequences));
+            }
+        }
+    }
+}
+
+TEST_CASE("rows of any number are one thread's on any threads, and nothing behind them is written") {
+    constexpr std::size_t guard = 16 * 64;
+    for (const char* text : {"exact", "lowkv2.8", "turboquant3"}) {
+        for (std::uint32_t tokens = 1; tokens < 10; ++tokens) {
+            const std::uint32_t heads = tokens % 2 == 0 ? 2 : 6;
+            const Problem p(parse_scheme(text), {2, 64}, heads, tokens, 700, tokens);
+            for (const std::uint32_t decode_rows : {0u, 1u << 30}) {
+                AttentionParams params;
+                params.scale = 0.125f;
+                params.decode_rows = decode_rows;
+                AttentionWorkspace workspace;
+                std::vector<float> out;
+                attend(*p.sequence, p.io(out), params, workspace);
+                const std::vector<double> alone(out.begin(), out.end());
+                for (unsigned threads = 2; threads < 6; ++threads) {
+                    AttentionIO io = p.io(out);
+                    out.resize(alone.size() + guard, 7.0f);
+                    io.out = out.data();
+                    Counting executor(threads);
+                    attend(*p.sequence, io, params, workspace, executor);
+                    INFO(text, " tokens ", tokens, " threads ", threads);
+                    CHECK(std::all_of(out.end() - guard, out.end(), [](float x) { return x == 7; }));
+                    out.resize(alone.size());
+                    CHECK(relative_error(out, alone, 64, 64) < budget_of(p, decode_rows));
+                }
             }
         }
     }

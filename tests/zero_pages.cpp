@@ -1,5 +1,5 @@
 // release_zeros(): what is read stays the same, and pages of zeros take no memory. A page of a file
-// or of shared memory that were dropped would read as the file's.
+// or of shared memory that were dropped would read as the file's. And forbid_memory().
 
 #include <doctest/doctest.h>
 
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -128,6 +129,22 @@ TEST_CASE("nothing, and less than a page") {
     lowkv::platform::release_zeros(memory, 0);
     lowkv::platform::release_zeros(memory + 1, 2 * page - 2);
     CHECK(resident(memory) == pages);
+    munmap(memory, pages * page);
+}
+
+TEST_CASE("whole pages inside a range are forbidden, and named") {
+    std::byte* memory = map(MAP_PRIVATE | MAP_ANONYMOUS);
+    const auto is = [](std::span<const std::byte> found, const std::byte* first, std::size_t count) {
+        CHECK(found.data() == first);
+        CHECK(found.size() == count * page);
+    };
+    is(lowkv::platform::forbid_memory(memory, page), memory, 1);
+    is(lowkv::platform::forbid_memory(memory + 2 * page + 1, 3 * page), memory + 3 * page, 2);
+    CHECK(lowkv::platform::forbid_memory(memory + 6 * page + 1, 2 * page - 2).empty());
+    // What is around them is memory as before; they are it again when they are made so.
+    for (const std::size_t p : {1, 2, 5, 6, 7}) memory[p * page] = std::byte{1};
+    REQUIRE(lowkv::platform::set_accessible(memory + 3 * page, 2 * page, true));
+    memory[3 * page] = std::byte{1};
     munmap(memory, pages * page);
 }
 
