@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Which lines and branches of the product `make test` runs, by room: a table, and what never ran in a folder.
 
-    make coverage                     builds, tests, prints the table (an hour; build/coverage/report.html has each line)
+    make coverage                     builds, tests, prints the table (an hour)
     tests/covered.py --missing src/cache plugins/llama.cpp      the lines and branches there that never ran
 
-A line counts if the compiler made code of it, in a header once however many programs include it. A branch is a way out
-of a condition, without those that only an exception takes."""
+build/coverage/report.html shows all of them. A line counts if the compiler made code of it, in a header once however
+many programs include it. A branch is a way out of a condition, without those that only an exception takes."""
 
 import argparse
 import json
@@ -25,7 +25,8 @@ CPP, PYTHON = BUILD / "cpp.json", BUILD / "python.json"
 def collect():
     """Reads what the runs counted, C++ by gcovr, Python by coverage.py."""
     folders = [str(ROOT / name) for name in PRODUCT if (ROOT / name).is_dir()]
-    gcovr = [sys.executable, "-m", "gcovr", "--root", ROOT, "--exclude-throw-branches", "--exclude-unreachable-branches",
+    gcovr = [sys.executable, "-m", "gcovr", "--root", ROOT, "--exclude-throw-branches",
+             "--exclude-unreachable-branches",
              "--merge-mode-functions=merge-use-line-min", "--gcov-ignore-parse-errors=all", "--gcov-ignore-errors=all",
              *(word for folder in folders for word in ("--filter", folder)), "--exclude", ".*/tests/.*", "-j", "2",
              "--json", CPP, "--html-details", BUILD / "report.html", BUILD, ROOT / "build/python-coverage"]

@@ -68,6 +68,7 @@ LANES = (
     Lane("dist", "test-dist", 600, ("plugins", "cli", "deps/dist.py", "tests/release", "cmake")),
     Lane("deploy", "test-deploy", 60, ("deploy", "Dockerfile")),
     Lane("llama-cpp-python", "test-llama-cpp-python", 700, ("python/lowkv/llama_cpp.py",)),
+    Lane("mutants", "mutants", 3000, ("tests/mutants.py",)),
     Lane("vllm", "test-vllm", 2400, ("python/lowkv/vllm", "tests/vllm")),
 )
 

@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -63,11 +64,11 @@ SETS = tuple(f"src/kernels/{name}" for name in ("amx", "avx512", "avx512_vbmi", 
 ROOMS = {
     "core": Room(("src", "include/lowkv", "platform"),
                  ("src/kernels", "platform/windows", "include/lowkv/cuda.h", "include/lowkv/opencl.h"),
-                 f"^(?!{OTHERS})"),
-    "kernels": Room(("src/kernels",), SETS, f"^(?!{OTHERS})"),
-    "guests": Room(("guests",), (), "^(filter|blocks_filter|row|rope|calibrat|kernel_row)"),
-    "plug-in": Room(("plugins/llama.cpp",), ("plugins/llama.cpp/trial",), "^plugin", ("tests/e2e", "-k", "plugin")),
-    "command": Room(("cli",), ("cli/calibrate", "cli/platform/windows"), "^cli", ("tests/e2e", "-k", "not plugin")),
+                 f"(?!{OTHERS})"),
+    "kernels": Room(("src/kernels",), SETS, f"(?!{OTHERS})"),
+    "guests": Room(("guests",), (), "(filter|blocks_filter|row|rope|calibrat|kernel_row)"),
+    "plug-in": Room(("plugins/llama.cpp",), ("plugins/llama.cpp/trial",), "plugin", ("tests/e2e", "-k", "plugin")),
+    "command": Room(("cli",), ("cli/calibrate", "cli/platform/windows"), "cli", ("tests/e2e", "-k", "not plugin")),
     "Python": Room(("python/lowkv",), ("python/lowkv/vllm", "python/lowkv/llama_cpp.py"), "", ("tests/python",)),
 }
 
@@ -137,8 +138,8 @@ def draw(rng, rooms):
     while True:
         name, path, number = rng.choice(places)
         if new := mutants_of(path, number):
-            yield {"room": name, "file": path, "line": number, "old": (ROOT / path).read_text().splitlines()[number - 1],
-                   "new": rng.choice(new).rstrip("\n")}
+            old = (ROOT / path).read_text().splitlines()[number - 1]
+            yield {"room": name, "file": path, "line": number, "old": old, "new": rng.choice(new).rstrip("\n")}
 
 
 def make_tree():
@@ -150,7 +151,7 @@ def make_tree():
     must("git", "reset", "--hard", commit)
     rows = TREE / "src/kernels/implementations.cmake"
     rows.write_text("\n".join(line for line in rows.read_text().splitlines()
-                              if not line.startswith('    "') or line.split('"')[1].split()[0] in KERNELS) + ")\n")
+                              if not line.startswith('    "') or line.split('"')[1].split()[0] in KERNELS) + "\n")
     linker = " -fuse-ld=mold" if call("mold", "--version", folder=ROOT).returncode == 0 else ""
     must("cmake", "-S", TREE, "-B", BUILD, "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Wno-error -w",
          f"-DCMAKE_EXE_LINKER_FLAGS={linker}", f"-DCMAKE_SHARED_LINKER_FLAGS={linker}")
@@ -160,16 +161,17 @@ class Suite:
     """A room's tests, the quickest first, what they need built, and what that is without a mutant."""
 
     def __init__(self, name, paths):
-        room = ROOMS[name]
-        programs = list(programs_of_ctest(room.ctest)) if room.ctest else []
-        self.targets = ["all"] if room.pytest else [Path(test.command[2]).name for test in programs]
-        tests = programs + ([pytest(room.pytest, paths)] if room.pytest else [])
-        self.python = name == "Python"
+        room, self.targets, self.python = ROOMS[name], ["all"], name == "Python"
         if self.python:
             shutil.copytree(ROOT / "build/python/site", SITE, symlinks=True, dirs_exist_ok=True)
         say(f"{name}: building its tests, and running them without a mutant")
         if not self.build():
             sys.exit(f"mutants: {name} does not build: see {WORK / 'log'}")
+        tests = list(programs_of_ctest(room.ctest)) if room.ctest else []
+        if room.pytest:
+            tests.append(pytest(room.pytest, paths))
+        else:
+            self.targets = sorted({Path(test.command[2]).name for test in tests})
         failed, took = run(tests)
         if failed:
             sys.exit(f"mutants: without a mutant {failed}: see {WORK / 'log'}")
@@ -211,12 +213,12 @@ class Suite:
 
 
 def programs_of_ctest(names):
-    listed = json.loads(must("ctest", "--test-dir", BUILD, "--show-only=json-v1", "-R", names))
-    for test in listed["tests"]:
+    listed = json.loads(must("ctest", "--test-dir", BUILD, "--show-only=json-v1"))
+    for test in (each for each in listed["tests"] if re.match(names, each["name"])):
         properties = {each["name"]: each["value"] for each in test["properties"]}
-        environment = {"LOWKV_TEST_SAMPLE": "2"} | dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", ()))
-        yield Test(test["name"], ("prlimit", f"--as={MEMORY}", *test["command"]), environment,
-                   properties["WORKING_DIRECTORY"])
+        own = dict(pair.split("=", 1) for pair in properties.get("ENVIRONMENT", ()))
+        yield Test(test["name"], ("prlimit", f"--as={MEMORY}", *test["command"]),
+                   {"LOWKV_TEST_SAMPLE": "2"} | own, properties["WORKING_DIRECTORY"])
 
 
 def pytest(arguments, paths):
