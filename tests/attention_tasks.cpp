@@ -68,7 +68,8 @@ TEST_CASE("a step of any number of sequences is at most three loops, and no thre
     }
 }
 
-TEST_CASE("rows of any number are one thread's on any threads, and nothing behind them is written") {
+TEST_CASE(
+    "rows of any number are one thread's on any threads, and nothing behind them is written") {
     constexpr std::size_t guard = 16 * 64;
     for (const char* text : {"exact", "lowkv2.8", "turboquant3"}) {
         for (std::uint32_t tokens = 1; tokens < 10; ++tokens) {
@@ -89,7 +90,8 @@ TEST_CASE("rows of any number are one thread's on any threads, and nothing behin
                     Counting executor(threads);
                     attend(*p.sequence, io, params, workspace, executor);
                     INFO(text, " tokens ", tokens, " threads ", threads);
-                    CHECK(std::all_of(out.end() - guard, out.end(), [](float x) { return x == 7; }));
+                    CHECK(
+                        std::all_of(out.end() - guard, out.end(), [](float x) { return x == 7; }));
                     out.resize(alone.size());
                     CHECK(relative_error(out, alone, 64, 64) < budget_of(p, decode_rows));
                 }

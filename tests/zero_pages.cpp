@@ -134,7 +134,8 @@ TEST_CASE("nothing, and less than a page") {
 
 TEST_CASE("whole pages inside a range are forbidden, and named") {
     std::byte* memory = map(MAP_PRIVATE | MAP_ANONYMOUS);
-    const auto is = [](std::span<const std::byte> found, const std::byte* first, std::size_t count) {
+    const auto is = [](std::span<const std::byte> found, const std::byte* first,
+                       std::size_t count) {
         CHECK(found.data() == first);
         CHECK(found.size() == count * page);
     };
