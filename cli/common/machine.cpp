@@ -40,8 +40,6 @@ std::string executable_directory() {
     return self.empty() ? "." : platform::text_of(self.parent_path());
 }
 
-std::string environment(const char* name) { return platform::environment(name); }
-
 unsigned machine_cores() { return here().cores; }
 
 unsigned usable_cores() { return here().usable_cores; }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string>
 
+#include "platform/system.h"
+
 namespace lowkv::cli {
 
 // This process, in bytes; 0 where the system doesn't say, as below.
@@ -18,7 +20,7 @@ std::string processor_name();
 std::size_t system_memory();
 std::size_t available_memory();
 std::string executable_directory();
-std::string environment(const char* name);  // empty when unset
+using platform::environment;
 
 // Physical ones: as many threads as llama.cpp's programs take by themselves.
 unsigned machine_cores();

@@ -79,7 +79,7 @@ std::string bytes(double value) {
 std::string mebibytes(double value) { return fixed(value / (1024.0 * 1024.0), 1); }
 
 void show(const std::string& text) {
-    std::fputs(text.c_str(), stdout);
+    std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
 }
 

@@ -39,17 +39,6 @@ constexpr const char* footer = R"(Examples:
 Schemes are separated by commas, so within a spelled-out scheme write + for the comma.
 The table is Markdown, on stdout, row by row; progress goes to stderr.)";
 
-struct Options {
-    std::string model, file, json;
-    std::vector<std::string> calibrations;
-    std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
-    std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
-    std::uint64_t tokens = 0, windows = 1, skip = 256, decode = 48;
-    std::uint32_t chunk = 512;
-    unsigned threads = 0;
-    bool speed = true, positions = false, verbose = false;
-};
-
 // A cache under comparison.
 struct Row {
     std::string name;
@@ -78,7 +67,7 @@ struct Row {
     static double total() { return ggml::stats().held_bytes(); }
 };
 
-std::vector<Row> make_rows(const Options& options, const Model& model, std::uint32_t cells,
+std::vector<Row> make_rows(const CompareOptions& options, const Model& model, std::uint32_t cells,
                            double& f16) {
     std::vector<Row> rows;
     ContextOptions settings;
@@ -113,7 +102,7 @@ std::vector<Row> make_rows(const Options& options, const Model& model, std::uint
 }
 
 // Prefill without logits, then single tokens at the end; the caches take turns.
-void measure_speed(std::vector<Row>& rows, Tokens text, const Options& options) {
+void measure_speed(std::vector<Row>& rows, Tokens text, const CompareOptions& options) {
     const Tokens prefill = text.first(text.size() - options.decode);
     Progress progress("measuring speed:");
     std::size_t done = 0;
@@ -135,7 +124,7 @@ void measure_speed(std::vector<Row>& rows, Tokens text, const Options& options) 
 
 // How many tokens' logits are kept of the reference at once: a gibibyte, less where memory is
 // short.
-std::size_t kept_tokens(const Model& model, const Options& options) {
+std::size_t kept_tokens(const Model& model, const CompareOptions& options) {
     constexpr std::size_t most = std::size_t(1) << 30U;
     const std::size_t bytes = std::min(most, available_memory() / 4);
     const std::size_t tokens = bytes / (model.vocabulary() * sizeof(float));
@@ -146,7 +135,7 @@ std::size_t kept_tokens(const Model& model, const Options& options) {
 // what can be kept of the reference, so that in the last window rows are complete one by one.
 class Quality {
   public:
-    Quality(const Model& model, const Options& options, std::size_t total)
+    Quality(const Model& model, const CompareOptions& options, std::size_t total)
         : options_(options),
           vocabulary_(model.vocabulary()),
           kept_(kept_tokens(model, options)),
@@ -193,7 +182,7 @@ class Quality {
         progress_.show(done_ += chunk.size(), total_, row.name);
     }
 
-    const Options& options_;
+    const CompareOptions& options_;
     std::uint32_t vocabulary_;
     std::size_t kept_, done_ = 0, total_;
     std::vector<float> exact_;  // the reference's logits at the part's positions
@@ -202,7 +191,7 @@ class Quality {
 };
 
 // Windows of the text.
-std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
+std::vector<std::vector<llama_token>> cut(const Model& model, CompareOptions& options,
                                           const std::vector<llama_token>& text) {
     const bool bos = model.wants_first_token();
     if (options.tokens == 0) {
@@ -236,21 +225,7 @@ std::vector<std::vector<llama_token>> cut(const Model& model, Options& options,
     return model.windows(text, options.tokens, options.windows);
 }
 
-Comparison describe(const Model& model, const Options& options) {
-    return {.model = model.description(),
-            .model_path = options.model,
-            .text_path = options.file,
-            .tokens = options.tokens,
-            .windows = options.windows,
-            .chunk = options.chunk,
-            .skip = options.skip,
-            .positions = 0,
-            .decoded = options.speed ? options.decode : 0,
-            .threads = options.threads,
-            .rows = {}};
-}
-
-ComparedRow result(const Row& row, const Options& options, double f16) {
+ComparedRow result(const Row& row, const CompareOptions& options, double f16) {
     ComparedRow out;
     out.name = row.name;
     out.stock = !row.scheme;
@@ -271,8 +246,9 @@ ComparedRow result(const Row& row, const Options& options, double f16) {
     return out;
 }
 
-int compare(Options options) {
+int compare(CompareOptions options) {
     route_logs(options.verbose);
+    if (!options.speed) options.decode = 0;
     read_schemes(options.schemes);
     for (const std::string& name : options.stock) static_cast<void>(cache_type("--stock", name));
     const Inputs inputs{options.model, options.file};
@@ -292,7 +268,7 @@ int compare(Options options) {
                  rows.size(), count(options.windows).c_str(), count(options.tokens).c_str(),
                  options.file.c_str());
     if (options.speed) measure_speed(rows, windows.front(), options);
-    Comparison comparison = describe(model, options);
+    Comparison comparison{.model = model.description(), .options = options, .rows = {}};
     Table table = comparison_table();
     for (const Row& row : rows) table.widen({row.name, "reference"});
     Quality quality(model, options, rows.size() * options.windows * options.tokens);
@@ -313,7 +289,7 @@ int compare(Options options) {
 }  // namespace
 
 void add_compare(Command app, int& status) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<CompareOptions>();
     Command command = app.add_command(
         "compare", "One text under several schemes, beside exact and stock llama.cpp caches",
         footer);

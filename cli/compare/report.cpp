@@ -36,21 +36,22 @@ std::vector<std::string> cells(const Comparison& comparison, const ComparedRow& 
 }
 
 std::string notes(const Comparison& comparison) {
+    const CompareOptions& options = comparison.options;
     std::string text =
         "KLD, top-1 and perplexity change: against the scheme exact, over " +
-        count(comparison.positions) + " positions (" + plural(comparison.windows, "window") +
-        " of " + count(comparison.tokens) + " tokens, the first " + count(comparison.skip) +
-        " not counted; chunks of " + count(comparison.chunk) +
+        count(comparison.positions) + " positions (" + plural(options.windows, "window") + " of " +
+        count(options.tokens) + " tokens, the first " + count(options.skip) +
+        " not counted; chunks of " + count(options.chunk) +
         "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
         "shows larger losses). "
         "KV MiB: held for " +
-        count(comparison.tokens) +
+        count(options.tokens) +
         " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
         "llama_state_seq_get_size.";
-    if (comparison.decoded > 0) {
+    if (options.decode > 0) {
         text += " Speed: prefill without logits over the first window; decode the median of " +
-                count(comparison.decoded) + " tokens at its end; caches took turns, " +
-                plural(comparison.threads, "thread") + ".";
+                count(options.decode) + " tokens at its end; caches took turns, " +
+                plural(options.threads, "thread") + ".";
     }
     text += "\n";
     for (const ComparedRow& row : comparison.rows)
@@ -97,6 +98,7 @@ std::string summary(const Comparison& comparison) {
 }
 
 std::string json(const Comparison& comparison) {
+    const CompareOptions& options = comparison.options;
     Json rows = Json::array();
     for (const ComparedRow& row : comparison.rows) {
         rows.push_back({{"scheme", row.name},
@@ -117,12 +119,12 @@ std::string json(const Comparison& comparison) {
                         {"decode_tokens_per_s", row.decode_rate}});
         if (!row.klds.empty()) rows.back()["klds"] = row.klds;
     }
-    const Json out = {{"model", comparison.model},     {"model_path", comparison.model_path},
-                      {"text", comparison.text_path},  {"tokens", comparison.tokens},
-                      {"windows", comparison.windows}, {"chunk", comparison.chunk},
-                      {"skip", comparison.skip},       {"positions", comparison.positions},
-                      {"cached", comparison.tokens},   {"decoded", comparison.decoded},
-                      {"threads", comparison.threads}, {"rows", rows}};
+    const Json out = {{"model", comparison.model},  {"model_path", options.model},
+                      {"text", options.file},       {"tokens", options.tokens},
+                      {"windows", options.windows}, {"chunk", options.chunk},
+                      {"skip", options.skip},       {"positions", comparison.positions},
+                      {"cached", options.tokens},   {"decoded", options.decode},
+                      {"threads", options.threads}, {"rows", rows}};
     return out.dump(2) + "\n";
 }
 

@@ -24,11 +24,21 @@ struct ComparedRow {
     std::vector<double> klds;                  // by position, where they are asked for
 };
 
-struct Comparison {
-    std::string model, model_path, text_path;
-    std::size_t tokens = 0, windows = 0, chunk = 0, skip = 0, positions = 0;
-    std::size_t decoded = 0;  // tokens that decode speed was measured on
+struct CompareOptions {
+    std::string model, file, json;
+    std::vector<std::string> calibrations;
+    std::vector<std::string> schemes = {"exact", "lowkv4", "lowkv2.8", "lowkv2", "kivi2"};
+    std::vector<std::string> stock = {"f16", "q8_0", "q4_0"};
+    std::uint64_t tokens = 0, windows = 1, skip = 256, decode = 48;
+    std::uint32_t chunk = 512;
     unsigned threads = 0;
+    bool speed = true, positions = false, verbose = false;
+};
+
+struct Comparison {
+    std::string model;
+    CompareOptions options;
+    std::size_t positions = 0;
     std::vector<ComparedRow> rows;  // the first is the reference, "exact"
 };
 

@@ -26,14 +26,15 @@ class Findings {
     int problems_ = 0;
 };
 
-// The part of `lowkv doctor` that looks at a model: it runs a few hundred tokens through it and
-// reads back what became packed.
-struct ModelCheck {
-    std::string model, scheme;
+struct DoctorOptions {
+    std::string model, scheme, plugin;
     std::vector<std::string> calibrations;
-    unsigned threads = 1;
+    unsigned threads = 0;
+    bool verbose = false;
 };
 
-void look_at_model(Findings& findings, const ModelCheck& check);
+// The part of `lowkv doctor` that looks at a model: it runs a few hundred tokens through it and
+// reads back what became packed.
+void look_at_model(Findings& findings, const DoctorOptions& asked);
 
 }  // namespace lowkv::cli

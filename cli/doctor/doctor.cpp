@@ -40,13 +40,6 @@ constexpr const char* footer = R"(Examples:
 With a model it runs a few hundred tokens under the scheme and under exact, reads back what each
 layer holds packed, and compares the logits. Exit status 1 when something is wrong.)";
 
-struct Options {
-    std::string model, scheme, plugin;
-    std::vector<std::string> calibrations;
-    unsigned threads = 0;
-    bool verbose = false;
-};
-
 bool is_there(const std::string& path) { return std::filesystem::exists(platform::path_of(path)); }
 
 // Loads the plug-in as a stock program would, and has it compute on the device what llama.cpp
@@ -164,7 +157,7 @@ void look_at_environment(Findings& findings) {
     }
 }
 
-int doctor(const Options& options) {
+int doctor(DoctorOptions& options) {
     if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;
@@ -173,15 +166,8 @@ int doctor(const Options& options) {
     look_at_ggml(findings);
     look_at_plugin(findings, options.plugin.empty() ? plugin_path() : options.plugin);
     look_at_environment(findings);
-    if (!options.model.empty()) {
-        look_at_model(findings,
-                      {
-                          .model = options.model,
-                          .scheme = options.scheme.empty() ? chosen_scheme() : options.scheme,
-                          .calibrations = options.calibrations,
-                          .threads = options.threads,
-                      });
-    }
+    if (options.scheme.empty()) options.scheme = chosen_scheme();
+    if (!options.model.empty()) look_at_model(findings, options);
     const int problems = findings.problems();
     show(problems == 0 ? "\nNo problems.\n"
                        : "\n" + plural(static_cast<std::uint64_t>(problems), "problem") + ".\n");
@@ -191,7 +177,7 @@ int doctor(const Options& options) {
 }  // namespace
 
 void add_doctor(Command app, int& status) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<DoctorOptions>();
     Command command =
         app.add_command("doctor", "Checks this machine, this build and a model", footer);
     command.option("-m,--model", &options->model, "Look at this model too, a GGUF file");
@@ -201,7 +187,7 @@ void add_doctor(Command app, int& status) {
     add_threads(command, options->threads);
     command.option("--plugin", &options->plugin,
                    "The plug-in to check (default: the one built with this command)");
-    command.flag("-v,--verbose", &options->verbose, "Show llama.cpp's messages");
+    add_verbose(command, options->verbose);
     command.callback([options, &status] { status = doctor(*options); });
 }
 

@@ -46,9 +46,7 @@ constexpr double most_divergence = 2;
 // Enough for every layer to pack a few blocks and to read them afterwards, in whole chunks; 0 where
 // the context ends before.
 std::size_t tokens_to_prove(const Scheme& scheme, std::size_t context) {
-    std::uint32_t block = block_tokens(scheme.base);
-    for (const LayerOverride& layer : scheme.overrides)
-        block = std::max(block, block_tokens(layer.scheme));
+    const std::uint32_t block = ggml::unit_tokens(scheme);
     const std::size_t least = first_packed_length(scheme.retention, block) + chunk;
     const std::size_t tokens = std::min(least + std::size_t{2} * block + chunk, context);
     return tokens < least ? 0 : tokens / chunk * chunk;
@@ -124,9 +122,9 @@ void report(Findings& findings, const std::string& scheme, const Proof& proof, d
     }
 }
 
-void prove(Findings& findings, const Model& model, const ModelCheck& check) {
+void prove(Findings& findings, const Model& model, const DoctorOptions& asked) {
     constexpr std::uint32_t room = 32768;  // in which a layer that slides shows
-    const Scheme scheme = parse_scheme(check.scheme);
+    const Scheme scheme = parse_scheme(asked.scheme);
     const std::size_t wanted = tokens_to_prove(scheme, model.train_context());
     if (wanted == 0) {
         findings.bad("cache",
@@ -140,7 +138,7 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     options.cells =
         std::max(static_cast<std::uint32_t>(wanted), std::min(room, model.train_context()));
     options.chunk = chunk;
-    options.threads = check.threads;
+    options.threads = asked.threads;
     options.all_logits = true;
     options.partial = true;
     constexpr double patience = 2;  // seconds without a word
@@ -153,56 +151,56 @@ void prove(Findings& findings, const Model& model, const ModelCheck& check) {
     };
     options.scheme = "exact";
     const Proof exact = run_through(model, options, tokens, tick);
-    options.scheme = check.scheme;
+    options.scheme = asked.scheme;
     const Proof proof = run_through(model, options, tokens, tick);
     progress.finish();
     const auto rows = [&](const Proof& of) {
         return rows_of(of.logits, 0, chunk, model.vocabulary());
     };
-    OpenMPExecutor executor(check.threads);
+    OpenMPExecutor executor(asked.threads);
     Distance distance;
     distance.add(rows(exact), rows(proof), Tokens(tokens).last(chunk), model.vocabulary(),
                  executor);
-    report(findings, check.scheme, proof, distance.kld().mean);
-    findings.note("sizes", "of each scheme: lowkv plan -m " + check.model);
+    report(findings, asked.scheme, proof, distance.kld().mean);
+    findings.note("sizes", "of each scheme: lowkv plan -m " + asked.model);
 }
 
 // What LOWKV_BUDGET does with the model.
-void look_at_budget(Findings& findings, const ModelCheck& check) {
+void look_at_budget(Findings& findings, const DoctorOptions& asked) {
     const std::string budget = platform::environment("LOWKV_BUDGET");
     if (budget.empty()) return;
     // Below it is the scheme itself that is proved: within a budget nothing may become packed.
     platform::set_environment("LOWKV_BUDGET", "");
     try {
         findings.note("budget",
-                      text_of(budget_of(gguf_shape(check.model), budget, check.scheme, {})));
+                      text_of(budget_of(gguf_shape(asked.model), budget, asked.scheme, {})));
     } catch (const Failure& error) {
         findings.note("budget", error.what());
     } catch (const std::exception& error) {
-        findings.bad("budget", budget + " with " + check.scheme, error.what());
+        findings.bad("budget", budget + " with " + asked.scheme, error.what());
     }
 }
 
 }  // namespace
 
-void look_at_model(Findings& findings, const ModelCheck& check) {
+void look_at_model(Findings& findings, const DoctorOptions& asked) {
     std::optional<Model> model;
     try {
-        model.emplace(check.model);
+        model.emplace(asked.model);
     } catch (const std::exception& error) {
-        findings.bad("model", check.model, error.what());
+        findings.bad("model", asked.model, error.what());
         return;
     }
     findings.good("model", model->description() + ", " + count(model->layers()) +
                                " layers, context " + count(model->train_context()));
-    look_at_budget(findings, check);
+    look_at_budget(findings, asked);
     try {
-        const Scheme scheme = parse_scheme(check.scheme);
+        const Scheme scheme = parse_scheme(asked.scheme);
         require_layers(scheme, model->layers());
-        model->use_calibrations(check.calibrations, scheme.needs_calibration());
-        prove(findings, *model, check);
+        model->use_calibrations(asked.calibrations, scheme.needs_calibration());
+        prove(findings, *model, asked);
     } catch (const std::exception& error) {
-        findings.bad("cache", "scheme " + check.scheme + " can't be used with this model",
+        findings.bad("cache", "scheme " + asked.scheme + " can't be used with this model",
                      error.what());
     }
 }

@@ -140,27 +140,6 @@ std::uint32_t context_cells(const Model& model, const Options& options, std::siz
     return static_cast<std::uint32_t>(std::min<std::size_t>(wanted, trained));
 }
 
-// Prints pieces, never half of a UTF-8 character.
-class Stream {
-  public:
-    void add(const std::string& piece) {
-        pending_ += piece;
-        const std::size_t whole = complete_utf8(pending_);
-        std::fwrite(pending_.data(), 1, whole, stdout);
-        std::fflush(stdout);
-        pending_.erase(0, whole);
-    }
-    void finish() {
-        std::fwrite(pending_.data(), 1, pending_.size(), stdout);
-        std::fputc('\n', stdout);
-        std::fflush(stdout);
-        pending_.clear();
-    }
-
-  private:
-    std::string pending_;
-};
-
 // Reads the prompt and streams an answer to stdout.
 Outcome answer(const Model& model, Context& context, const std::vector<llama_token>& prompt,
                std::size_t chunk, const Options& options) {
@@ -181,7 +160,7 @@ Outcome answer(const Model& model, Context& context, const std::vector<llama_tok
         }
         outcome.prompt_seconds = watch.seconds();
     }
-    Stream stream;
+    std::string pending;  // half of a UTF-8 character is never shown
     const Stopwatch watch;
     outcome.read = outcome.prompt == prompt.size();
     while (outcome.read && interrupted == 0) {
@@ -194,7 +173,10 @@ Outcome answer(const Model& model, Context& context, const std::vector<llama_tok
             outcome.end = "end of the answer";
             break;
         }
-        stream.add(model.piece(token));
+        pending += model.piece(token);
+        const std::size_t whole = complete_utf8(pending);
+        show(pending.substr(0, whole));
+        pending.erase(0, whole);
         ++outcome.answer;
         if (context.size() == context.cells()) {
             outcome.end = "the context is full: the answer was cut here; use a larger -c";
@@ -203,7 +185,7 @@ Outcome answer(const Model& model, Context& context, const std::vector<llama_tok
         context.decode({&token, 1});
     }
     outcome.answer_seconds = watch.seconds();
-    stream.finish();
+    show(pending + "\n");
     return outcome;
 }
 

@@ -246,7 +246,7 @@ void add_schemes(Command app, int& status) {
     command.callback([options, &status] {
         require_writable(options->json);
         if (options->scheme.empty())
-            std::fputs(scheme_list(options->all).c_str(), stdout);
+            show(scheme_list(options->all));
         else
             explain(options->scheme);
         write_file(options->json, scheme_json());

@@ -85,8 +85,8 @@ int open_tensor(int device, devices::Tensor& tensor) noexcept {
     return status;
 }
 
-std::byte* place(devices::Handle handle, std::size_t at) noexcept {
-    return static_cast<std::byte*>(handle) + at;
+std::byte* address(devices::Place place) noexcept {
+    return static_cast<std::byte*>(place.buffer) + place.at;
 }
 
 }  // namespace
@@ -203,33 +203,32 @@ void Queue::give(Handle handle) noexcept {
     if (turn.works()) cudaFree(handle);
 }
 
-int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
+int Queue::do_write(Place to, const void* from, std::size_t bytes) noexcept {
     return in_turn([&] {
-        if (bytes <= Uploads::most) return uploads_.write(place(to, at), from, bytes, stream_);
+        if (bytes <= Uploads::most) return uploads_.write(address(to), from, bytes, stream_);
         const cudaError_t status =
-            cudaMemcpyAsync(place(to, at), from, bytes, cudaMemcpyHostToDevice, stream_);
+            cudaMemcpyAsync(address(to), from, bytes, cudaMemcpyHostToDevice, stream_);
         return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
     });
 }
 
-int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
+int Queue::do_read(void* to, Place from, std::size_t bytes) noexcept {
     return in_turn([&] {
         const cudaError_t status =
-            cudaMemcpyAsync(to, place(from, at), bytes, cudaMemcpyDeviceToHost, stream_);
+            cudaMemcpyAsync(to, address(from), bytes, cudaMemcpyDeviceToHost, stream_);
         return status == cudaSuccess ? cudaStreamSynchronize(stream_) : status;
     });
 }
 
-int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-                   std::size_t bytes) noexcept {
+int Queue::do_copy(Place to, Place from, std::size_t bytes) noexcept {
     return in_turn([&] {
-        return cudaMemcpyAsync(place(to, to_at), place(from, at), bytes, cudaMemcpyDeviceToDevice,
+        return cudaMemcpyAsync(address(to), address(from), bytes, cudaMemcpyDeviceToDevice,
                                stream_);
     });
 }
 
-int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
-    return in_turn([&] { return cudaMemsetAsync(place(to, at), 0, bytes, stream_); });
+int Queue::do_clear(Place to, std::size_t bytes) noexcept {
+    return in_turn([&] { return cudaMemsetAsync(address(to), 0, bytes, stream_); });
 }
 
 int Queue::do_run(devices::Kernel kernel, const devices::Grid& grid,

@@ -21,6 +21,7 @@ class Queue final : public devices::Queue {
 
   private:
     using Handle = devices::Handle;
+    using Place = devices::Place;
 
     int device_;
     std::uint64_t number_;  // among all queues there have been
@@ -39,11 +40,10 @@ class Queue final : public devices::Queue {
     std::string remedy(int status) const override;
     Handle take(std::size_t bytes) noexcept override;
     void give(Handle handle) noexcept override;
-    int do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept override;
-    int do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept override;
-    int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-                std::size_t bytes) noexcept override;
-    int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept override;
+    int do_write(Place to, const void* from, std::size_t bytes) noexcept override;
+    int do_read(void* to, Place from, std::size_t bytes) noexcept override;
+    int do_copy(Place to, Place from, std::size_t bytes) noexcept override;
+    int do_clear(Place to, std::size_t bytes) noexcept override;
     int do_run(devices::Kernel kernel, const devices::Grid& grid, const devices::Memories* memories,
                std::span<const devices::Argument> arguments) noexcept override;
 };

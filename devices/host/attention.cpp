@@ -126,7 +126,7 @@ class Launch {
         queue.check();
         if (reached_) return;
         std::vector<float> found(results);
-        queue.read(found.data(), device_results, 0, results * sizeof(float));
+        queue.read(found.data(), {device_results}, results * sizeof(float));
         queue.check();
         const float* from = found.data();
         for (const auto& [sequence, first, tokens] : slices_)
@@ -143,7 +143,7 @@ class Launch {
         const Handle device_mass = state_.results.of(queue, mass.size() * sizeof(float));
         queue.launch(Kernel::attention_mass, {task_items, tasks_.size()}, state_.memory.all(),
                      plan_buffer_, words_buffer_, numbers_buffer_, lse_at, device_mass);
-        queue.read(mass.data(), device_mass, 0, mass.size() * sizeof(float));
+        queue.read(mass.data(), {device_mass}, mass.size() * sizeof(float));
         queue.check();
         return mass;
     }

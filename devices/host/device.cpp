@@ -69,25 +69,22 @@ class KernelDevice final : public Device {
     }
     void copy_in(std::byte* to, const void* from, std::size_t bytes) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Place place = state_->memory.place(to);
-        state_->queue.write(place.buffer, place.at, from, bytes);
+        state_->queue.write(state_->memory.place(to), from, bytes);
     }
     // Zeros, where the device has failed.
     void copy_out(void* to, const std::byte* from, std::size_t bytes) const noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Place place = state_->memory.place(from);
-        state_->queue.read(to, place.buffer, place.at, bytes);
+        state_->queue.read(to, state_->memory.place(from), bytes);
         if (state_->queue.failed()) std::memset(to, 0, bytes);
     }
     void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Place there = state_->memory.place(to), here = state_->memory.place(from);
-        state_->queue.copy(there.buffer, there.at, here.buffer, here.at, bytes);
+        const Place there = state_->memory.place(to);
+        state_->queue.copy(there, state_->memory.place(from), bytes);
     }
     void clear(std::byte* to, std::size_t bytes) noexcept override {
         const std::scoped_lock lock(state_->mutex);
-        const Place place = state_->memory.place(to);
-        state_->queue.clear(place.buffer, place.at, bytes);
+        state_->queue.clear(state_->memory.place(to), bytes);
     }
 
     // ---- exact blocks ----
@@ -100,7 +97,7 @@ class KernelDevice final : public Device {
                 runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
                     count_saturated(store_rows(plan, staged_row(plan, first), count, rows, at));
                 });
-                state_->queue.write(state_->device_staging.get(), 0, state_->staging.data(),
+                state_->queue.write({state_->device_staging.get()}, state_->staging.data(),
                                     runs.tokens * row_bytes(plan));
                 from = {state_->device_staging.get(), plan.rows(), plan.shape().head_dim,
                         plan.shape().channels()};
@@ -127,7 +124,7 @@ class KernelDevice final : public Device {
                                  std::uint64_t{to.token_stride}, std::uint64_t{to.head_stride});
             if (!staged) return;
             const std::size_t bytes = runs.tokens * row_bytes(plan);
-            state_->queue.read(state_->staging.data(), to.data, 0, bytes);
+            state_->queue.read(state_->staging.data(), {to.data}, bytes);
             if (state_->queue.failed()) std::fill_n(state_->staging.begin(), bytes, std::byte{0});
             runs.each([&](std::uint32_t first, std::uint32_t count, std::size_t at) {
                 load_rows(plan, staged_row(plan, first), count, rows, at);

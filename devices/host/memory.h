@@ -17,11 +17,6 @@
 
 namespace lowkv::devices {
 
-struct Place {
-    Handle buffer = nullptr;
-    std::size_t at = 0;
-};
-
 class Memory {
   public:
     explicit Memory(Queue& queue) : queue_(queue) {}

@@ -50,6 +50,10 @@ enum class Whose : std::uint8_t { hosts, own, others };
 
 // A buffer of the device's memory, as its interface calls it.
 using Handle = void*;
+struct Place {
+    Handle buffer = nullptr;
+    std::size_t at = 0;
+};
 // The buffers into which a kernel's addresses point.
 using Memories = std::array<Handle, LOWKV_BUFFERS>;
 
@@ -105,20 +109,18 @@ class Queue {
     Buffer buffer(std::size_t bytes);
 
     // They return when the host's memory is its own again, and what was read is there.
-    void write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
-        if (bytes != 0 && !failed()) keep(do_write(to, at, from, bytes), "writing to its memory");
+    void write(Place to, const void* from, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_write(to, from, bytes), "writing to its memory");
     }
-    void read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
-        if (bytes != 0 && !failed()) keep(do_read(to, from, at, bytes), "reading its memory");
+    void read(void* to, Place from, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_read(to, from, bytes), "reading its memory");
     }
     // They may go on.
-    void copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-              std::size_t bytes) noexcept {
-        if (bytes != 0 && !failed())
-            keep(do_copy(to, to_at, from, at, bytes), "copying in its memory");
+    void copy(Place to, Place from, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_copy(to, from, bytes), "copying in its memory");
     }
-    void clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
-        if (bytes != 0 && !failed()) keep(do_clear(to, at, bytes), "clearing its memory");
+    void clear(Place to, std::size_t bytes) noexcept {
+        if (bytes != 0 && !failed()) keep(do_clear(to, bytes), "clearing its memory");
     }
 
     // With the cache's memory before the kernel's other arguments.
@@ -158,12 +160,10 @@ class Queue {
     virtual Handle take(std::size_t bytes) noexcept = 0;
     virtual void give(Handle handle) noexcept = 0;
     // Of `bytes` above 0. They return the interface's status: 0 if all is well.
-    virtual int do_write(Handle to, std::size_t at, const void* from,
-                         std::size_t bytes) noexcept = 0;
-    virtual int do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept = 0;
-    virtual int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-                        std::size_t bytes) noexcept = 0;
-    virtual int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept = 0;
+    virtual int do_write(Place to, const void* from, std::size_t bytes) noexcept = 0;
+    virtual int do_read(void* to, Place from, std::size_t bytes) noexcept = 0;
+    virtual int do_copy(Place to, Place from, std::size_t bytes) noexcept = 0;
+    virtual int do_clear(Place to, std::size_t bytes) noexcept = 0;
     // For messages: a status that is not 0, and what helps after it.
     virtual std::string told(int status) const;
     virtual std::string remedy(int /*status*/) const { return "make a new device and store"; }

@@ -36,7 +36,7 @@ const State::Known& State::known(const Plan& plan) {
     if (known == nullptr) {
         const std::vector<std::uint32_t> text = words_of(plan, description);
         Known made{description, plan.layer(), queue.buffer(text.size() * sizeof(std::uint32_t))};
-        queue.write(made.buffer.get(), 0, text.data(), text.size() * sizeof(std::uint32_t));
+        queue.write({made.buffer.get()}, text.data(), text.size() * sizeof(std::uint32_t));
         known = &known_.emplace_back(std::move(made));
     }
     number = plan.number();

@@ -27,7 +27,7 @@ class Grown {
     Handle holding(Queue& queue, const std::vector<T>& values) {
         const std::size_t bytes = values.size() * sizeof(T);
         const Handle buffer = of(queue, bytes);
-        queue.write(buffer, 0, values.data(), bytes);
+        queue.write({buffer}, values.data(), bytes);
         return buffer;
     }
 

@@ -13,6 +13,8 @@ devices::Kind kind_of(cl_device_id device) {
                                                                      : Kind::discrete;
 }
 
+cl_mem memory(devices::Place place) { return static_cast<cl_mem>(place.buffer); }
+
 }  // namespace
 
 Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("OpenCL", name) {
@@ -64,7 +66,7 @@ devices::Handle Queue::take(std::size_t bytes) noexcept {
     const cl_mem made = clCreateBuffer(context_.get(), CL_MEM_READ_WRITE, bytes, nullptr, &status);
     if (status != CL_SUCCESS) return nullptr;
     // A driver may put off taking the memory until it is needed: it is told so here.
-    if (do_clear(made, bytes - 1, 1) == CL_SUCCESS) return made;
+    if (do_clear({made, bytes - 1}, 1) == CL_SUCCESS) return made;
     clReleaseMemObject(made);
     return nullptr;
 }
@@ -75,26 +77,25 @@ void Queue::give(Handle handle) noexcept {
     clReleaseMemObject(static_cast<cl_mem>(handle));
 }
 
-int Queue::do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept {
-    return clEnqueueWriteBuffer(queue_.get(), static_cast<cl_mem>(to), CL_TRUE, at, bytes, from, 0,
-                                nullptr, nullptr);
+int Queue::do_write(Place to, const void* from, std::size_t bytes) noexcept {
+    return clEnqueueWriteBuffer(queue_.get(), memory(to), CL_TRUE, to.at, bytes, from, 0, nullptr,
+                                nullptr);
 }
 
-int Queue::do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept {
-    return clEnqueueReadBuffer(queue_.get(), static_cast<cl_mem>(from), CL_TRUE, at, bytes, to, 0,
+int Queue::do_read(void* to, Place from, std::size_t bytes) noexcept {
+    return clEnqueueReadBuffer(queue_.get(), memory(from), CL_TRUE, from.at, bytes, to, 0, nullptr,
+                               nullptr);
+}
+
+int Queue::do_copy(Place to, Place from, std::size_t bytes) noexcept {
+    return clEnqueueCopyBuffer(queue_.get(), memory(from), memory(to), from.at, to.at, bytes, 0,
                                nullptr, nullptr);
 }
 
-int Queue::do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-                   std::size_t bytes) noexcept {
-    return clEnqueueCopyBuffer(queue_.get(), static_cast<cl_mem>(from), static_cast<cl_mem>(to), at,
-                               to_at, bytes, 0, nullptr, nullptr);
-}
-
-int Queue::do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept {
+int Queue::do_clear(Place to, std::size_t bytes) noexcept {
     const cl_uchar zero = 0;
-    return clEnqueueFillBuffer(queue_.get(), static_cast<cl_mem>(to), &zero, 1, at, bytes, 0,
-                               nullptr, nullptr);
+    return clEnqueueFillBuffer(queue_.get(), memory(to), &zero, 1, to.at, bytes, 0, nullptr,
+                               nullptr);
 }
 
 // The cache's buffers are an argument each.

@@ -34,6 +34,7 @@ class Queue final : public devices::Queue {
 
   private:
     using Handle = devices::Handle;
+    using Place = devices::Place;
 
     Owned<cl_context, clReleaseContext> context_;
     Owned<cl_command_queue, clReleaseCommandQueue> queue_;
@@ -45,11 +46,10 @@ class Queue final : public devices::Queue {
 
     Handle take(std::size_t bytes) noexcept override;
     void give(Handle handle) noexcept override;
-    int do_write(Handle to, std::size_t at, const void* from, std::size_t bytes) noexcept override;
-    int do_read(void* to, Handle from, std::size_t at, std::size_t bytes) noexcept override;
-    int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t at,
-                std::size_t bytes) noexcept override;
-    int do_clear(Handle to, std::size_t at, std::size_t bytes) noexcept override;
+    int do_write(Place to, const void* from, std::size_t bytes) noexcept override;
+    int do_read(void* to, Place from, std::size_t bytes) noexcept override;
+    int do_copy(Place to, Place from, std::size_t bytes) noexcept override;
+    int do_clear(Place to, std::size_t bytes) noexcept override;
     int do_run(devices::Kernel kernel, const devices::Grid& grid, const devices::Memories* memories,
                std::span<const devices::Argument> arguments) noexcept override;
 };

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -172,10 +173,12 @@ std::uint32_t block_tokens(const LayerScheme& scheme) noexcept;
 
 // Packs one block of f16 rows (plan.f16_bytes(), layout above) into `packed`
 // (plan.packed_bytes()): what the heads share first, then heads [first, last), in any order.
-void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept;
+// `only`: one part; the other part's packed bytes stay as they are.
+void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed,
+                   std::optional<Part> only = std::nullopt) noexcept;
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head,
-                  const EncodeHints& hints = {}) noexcept;
+                  std::uint32_t first_head, std::uint32_t last_head, const EncodeHints& hints = {},
+                  std::optional<Part> only = std::nullopt) noexcept;
 
 // The inverse, rounded to f16. Used to reopen a block and to save state; attention never calls it.
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept;

@@ -27,8 +27,6 @@ namespace {
 
 Backend& self(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
 
-const char* get_name(ggml_backend_t) { return "LOWKV"; }
-
 void free_backend(ggml_backend_t backend) {
     delete &self(backend);
     delete backend;
@@ -48,7 +46,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
 
 constexpr ggml_backend_i backend_interface = [] {
     ggml_backend_i served{};
-    served.get_name = get_name;
+    served.get_name = [](ggml_backend_t) { return "LOWKV"; };
     served.free = free_backend;
     served.graph_compute = graph_compute;
     return served;

@@ -13,8 +13,6 @@
 namespace lowkv::ggml {
 namespace {
 
-constexpr std::size_t alignment = 64;
-
 CacheBuffer& self(ggml_backend_buffer_t buffer) {
     return *static_cast<CacheBuffer*>(buffer->context);
 }
@@ -37,10 +35,6 @@ void read(const CacheTensor& t, std::size_t offset, std::size_t size, void* out)
 void write(const CacheTensor& t, std::size_t offset, std::size_t size, const void* in) {
     t.buffer->restore(t, offset, size, static_cast<const std::byte*>(in));
 }
-
-void free_buffer(ggml_backend_buffer_t buffer) { delete &self(buffer); }
-
-void* get_base(ggml_backend_buffer_t buffer) { return self(buffer).base(); }
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     ggml_status status = GGML_STATUS_FAILED;
@@ -158,8 +152,8 @@ void clear(ggml_backend_buffer_t buffer, std::uint8_t) {
 
 constexpr ggml_backend_buffer_i buffer_interface = [] {
     ggml_backend_buffer_i served{};
-    served.free_buffer = free_buffer;
-    served.get_base = get_base;
+    served.free_buffer = [](ggml_backend_buffer_t buffer) { delete &self(buffer); };
+    served.get_base = [](ggml_backend_buffer_t buffer) -> void* { return self(buffer).base(); };
     served.init_tensor = init_tensor;
     served.memset_tensor = memset_tensor;
     served.set_tensor = set_tensor;
@@ -168,8 +162,6 @@ constexpr ggml_backend_buffer_i buffer_interface = [] {
     served.clear = clear;
     return served;
 }();
-
-const char* type_name(ggml_backend_buffer_type_t) { return "LOWKV"; }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t size) {
     const auto chosen = setting();
@@ -190,15 +182,10 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t 
     }
 }
 
-std::size_t get_alignment(ggml_backend_buffer_type_t) { return alignment; }
-
 std::size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
     const auto chosen = setting();
     return chosen == nullptr ? ggml_nbytes(tensor) : size_answers().bytes(*tensor, *chosen);
 }
-
-// The CPU backend would read packed bytes as f16.
-bool is_host(ggml_backend_buffer_type_t) { return false; }
 
 // ggml_backend_buffer_type as programs of ggml's backend API 2 have it: without the two functions
 // that take several tensors at once.
@@ -217,11 +204,12 @@ struct OlderBufferType {
 // For the program's API.
 ggml_backend_buffer_type_t make_type() {
     const auto serve = [](auto& table, auto& type) {
-        table.get_name = type_name;
+        table.get_name = [](ggml_backend_buffer_type_t) { return "LOWKV"; };
         table.alloc_buffer = alloc_buffer;
-        table.get_alignment = get_alignment;
+        table.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{64}; };
         table.get_alloc_size = get_alloc_size;
-        table.is_host = is_host;
+        // The CPU backend would read packed bytes as f16.
+        table.is_host = [](ggml_backend_buffer_type_t) { return false; };
         type.device = device();
         return reinterpret_cast<ggml_backend_buffer_type_t>(&type);
     };

@@ -9,8 +9,7 @@
 namespace lowkv::ggml {
 
 ggml_status Backend::compute_on_plain(const ggml_tensor& node) {
-    InnerCpu::Shadow shadow{};
-    InnerCpu::shadow(node, shadow);
+    InnerCpu::Shadow shadow(node);
     const auto redirect = [&](const ggml_tensor& original, ggml_tensor& tensor) {
         if (CacheTensor* t = cache_tensor(&original); t != nullptr)
             tensor.data = t->layer->plain_memory(t->part) + original.view_offs;
@@ -59,8 +58,7 @@ ggml_status Backend::shift_stream(const ggml_tensor& node, CacheTensor& target,
             layer.read(Part::keys, (start + cell) * bytes, bytes, image.data() + i * bytes);
             shifts[i] = moved[cell];
         }
-        InnerCpu::Shadow shadow{};
-        InnerCpu::shadow(node, shadow);
+        InnerCpu::Shadow shadow(node);
         shadow.node.data = shadow.sources[0].data = image.data() + node.view_offs;
         shadow.node.ne[2] = shadow.sources[0].ne[2] = static_cast<std::int64_t>(count);
         shadow.sources[1].data = shifts.data();

@@ -5,10 +5,12 @@
 namespace lowkv::ggml {
 namespace {
 
-template <class F>
-F cpu_function(const ggml_backend_ptr& backend, const char* name) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend.get()));
-    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
+// Calls a function of the CPU backend, if that has it.
+template <class F, class... Args>
+void call(ggml_backend_t backend, const char* name, Args... args) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto function = reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
+    if (function != nullptr) function(backend, args...);
 }
 
 }  // namespace
@@ -19,15 +21,12 @@ InnerCpu::InnerCpu() : backend_(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TY
 }
 
 void InnerCpu::set_threads(int threads) {
-    const auto set =
-        cpu_function<ggml_backend_set_n_threads_t>(backend_, "ggml_backend_set_n_threads");
-    if (set != nullptr) set(backend_.get(), threads);
+    call<ggml_backend_set_n_threads_t>(backend_.get(), "ggml_backend_set_n_threads", threads);
 }
 
 void InnerCpu::set_abort_callback(ggml_abort_callback callback, void* data) {
-    const auto set = cpu_function<ggml_backend_set_abort_callback_t>(
-        backend_, "ggml_backend_set_abort_callback");
-    if (set != nullptr) set(backend_.get(), callback, data);
+    call<ggml_backend_set_abort_callback_t>(backend_.get(), "ggml_backend_set_abort_callback",
+                                            callback, data);
 }
 
 ggml_status InnerCpu::compute(ggml_cgraph* graph) {
@@ -47,12 +46,11 @@ ggml_status InnerCpu::compute(ggml_tensor* node) {
     return status;
 }
 
-void InnerCpu::shadow(const ggml_tensor& node, Shadow& out) {
-    out.node = node;
+InnerCpu::Shadow::Shadow(const ggml_tensor& original) : node(original), sources{} {
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
-        if (node.src[i] == nullptr) continue;
-        out.sources[i] = *node.src[i];
-        out.node.src[i] = &out.sources[i];
+        if (original.src[i] == nullptr) continue;
+        sources[i] = *original.src[i];
+        node.src[i] = &sources[i];
     }
 }
 

@@ -22,10 +22,11 @@ class InnerCpu {
     // A copy of a node and its sources whose data may be pointed elsewhere. src[i] of the node
     // points to sources[i].
     struct Shadow {
+        explicit Shadow(const ggml_tensor& original);
+
         ggml_tensor node;
         ggml_tensor sources[GGML_MAX_SRC];
     };
-    static void shadow(const ggml_tensor& node, Shadow& out);
 
   private:
     ggml_backend_ptr backend_;

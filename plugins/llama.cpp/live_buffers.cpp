@@ -53,12 +53,6 @@ void all_caches_made(std::uint64_t model) {
 
 bool makes_caches() { return model_in_making != 0; }
 
-CacheStats live_stats() {
-    CacheStats stats;
-    for_each_live([&](const LiveBuffer& buffer) { buffer.add_stats(stats); });
-    return stats;
-}
-
 int last_live_layer(std::optional<std::uint64_t> model) {
     int last = -1;
     for_each_live([&](const LiveBuffer& buffer) {

@@ -36,7 +36,6 @@ std::uint64_t model_of_new_cache();
 void all_caches_made(std::uint64_t model);
 bool makes_caches();  // this thread has, and no graph was planned on them yet
 
-CacheStats live_stats();
 int last_live_layer(std::optional<std::uint64_t> model = {});  // of all caches, or of a model's
 bool any_refused();                                            // then no context can be made
 bool none_packs();                                             // of all caches

@@ -30,9 +30,6 @@ const char* description() {
 
 ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
-const char* device_name(ggml_backend_dev_t) { return name; }
-const char* device_description(ggml_backend_dev_t) { return description(); }
-
 // The host's, wherever the cache is: a small number would make llama.cpp's --fit move it back. In a
 // container what that leaves of it, so that --fit plans for the container.
 void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
@@ -45,7 +42,7 @@ void device_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
 }
 
 // Integrated: llama.cpp uses it by itself when there is no discrete GPU, and drops it otherwise.
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
+constexpr enum ggml_backend_dev_type device_type = GGML_BACKEND_DEVICE_TYPE_IGPU;
 
 // Before ggml 0.20 the structure ends without mmap_support, which then lies in its padding.
 static_assert(sizeof(ggml_backend_dev_caps) <= alignof(ggml_backend_dev_props));
@@ -54,7 +51,7 @@ void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     *props = {};
     props->name = name;
     props->description = description();
-    props->type = device_type(dev);
+    props->type = device_type;
     device_memory(dev, &props->memory_free, &props->memory_total);
     // Without it llama.cpp turns mmap off for the whole model.
     props->caps.mmap_support = true;
@@ -80,19 +77,26 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
     return new_backend();
 }
 
-ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) { return buffer_type(); }
-
-bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) { return supports_op(op); }
-
-bool device_offload_op(ggml_backend_dev_t, const ggml_tensor* op) { return offload_op(op); }
-
 // Host memory as well: queries, masks and row numbers are read where the CPU backend left them.
 bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
     return type == buffer_type() || ggml_backend_buft_is_host(type);
 }
 
-const char* reg_name(ggml_backend_reg_t) { return name; }
-std::size_t reg_device_count(ggml_backend_reg_t) { return 1; }
+constexpr ggml_backend_device_i device_interface = [] {
+    ggml_backend_device_i served{};
+    served.get_name = [](ggml_backend_dev_t) { return name; };
+    served.get_description = [](ggml_backend_dev_t) { return description(); };
+    served.get_memory = device_memory;
+    served.get_type = [](ggml_backend_dev_t) { return device_type; };
+    served.get_props = device_props;
+    served.init_backend = device_init;
+    served.get_buffer_type = [](ggml_backend_dev_t) { return buffer_type(); };
+    served.supports_op = [](ggml_backend_dev_t, const ggml_tensor* op) { return supports_op(op); };
+    served.supports_buft = device_supports_buft;
+    served.offload_op = [](ggml_backend_dev_t, const ggml_tensor* op) { return offload_op(op); };
+    return served;
+}();
+
 ggml_backend_dev_t reg_device(ggml_backend_reg_t, std::size_t index) {
     return index == 0 ? device() : nullptr;
 }
@@ -114,8 +118,8 @@ void* reg_proc_address(ggml_backend_reg_t, const char* function) {
 ggml_backend_reg& registry() {
     static ggml_backend_reg reg = {
         .api_version = host_api(),
-        .iface = {.get_name = reg_name,
-                  .get_device_count = reg_device_count,
+        .iface = {.get_name = [](ggml_backend_reg_t) { return name; },
+                  .get_device_count = [](ggml_backend_reg_t) { return std::size_t{1}; },
                   .get_device = reg_device,
                   .get_proc_address = reg_proc_address},
         .context = nullptr,
@@ -159,24 +163,7 @@ ggml_backend_reg_t load() {
 
 ggml_backend_dev_t device() {
     static ggml_backend_device dev = {
-        .iface = {.get_name = device_name,
-                  .get_description = device_description,
-                  .get_memory = device_memory,
-                  .get_type = device_type,
-                  .get_props = device_props,
-                  .init_backend = device_init,
-                  .get_buffer_type = device_buffer_type,
-                  .get_host_buffer_type = nullptr,
-                  .buffer_from_host_ptr = nullptr,
-                  .supports_op = device_supports_op,
-                  .supports_buft = device_supports_buft,
-                  .offload_op = device_offload_op,
-                  .event_new = nullptr,
-                  .event_free = nullptr,
-                  .event_synchronize = nullptr},
-        .reg = &registry(),
-        .context = nullptr,
-    };
+        .iface = device_interface, .reg = &registry(), .context = nullptr};
     return &dev;
 }
 
@@ -189,7 +176,11 @@ ggml_backend_reg_t backend_reg() {
 // Of programs that link the backend only the command chooses schemes that need a calibration.
 void set_scheme(const std::string& text) { choose(text, "--calibration or LOWKV_CALIBRATION"); }
 
-CacheStats stats() { return live_stats(); }
+CacheStats stats() {
+    CacheStats stats;
+    for_each_live([&](const LiveBuffer& buffer) { buffer.add_stats(stats); });
+    return stats;
+}
 
 }  // namespace lowkv::ggml
 

@@ -25,21 +25,19 @@ struct State {
     std::vector<std::shared_ptr<const Calibration>> calibrations;
 };
 
-State& state() {
+// Calls f(state) under its mutex.
+template <class F>
+auto locked(F f) {
     // Never destroyed: programs make and free caches while they end.
-    static auto& instance = *new State;
-    return instance;
+    static auto& state = *new State;
+    const std::lock_guard lock(state.mutex);
+    return f(state);
 }
 
 // The newest one that was made for the scheme.
 std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
                                                     const std::string& named_in) {
-    std::vector<std::shared_ptr<const Calibration>> calibrations;
-    {
-        State& s = state();
-        const std::lock_guard lock(s.mutex);
-        calibrations = s.calibrations;
-    }
+    const auto calibrations = locked([](const State& state) { return state.calibrations; });
     std::string others;
     for (auto at = calibrations.rbegin(); at != calibrations.rend(); ++at) {
         try {
@@ -93,9 +91,7 @@ std::size_t read_conversations() {
 
 void add_calibration(Calibration calibration) {
     auto shared = std::make_shared<const Calibration>(std::move(calibration));
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    s.calibrations.push_back(std::move(shared));
+    locked([&](State& state) { state.calibrations.push_back(std::move(shared)); });
 }
 
 void add_calibration(const std::string& path) {
@@ -131,19 +127,19 @@ void choose(const std::string& text, const std::string& calibration_named_in) {
     }
     if (next->scheme.needs_calibration())
         next->calibration = find_calibration(next->scheme, calibration_named_in);
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    s.setting = std::move(next);
-    s.error.clear();
+    locked([&](State& state) {
+        state.setting = std::move(next);
+        state.error.clear();
+    });
 }
 
 void choose_from_environment() {
     const std::string text = variable("LOWKV_SCHEME", default_scheme);
     const auto refuse = [](const std::string& why) {
-        State& s = state();
-        const std::lock_guard lock(s.mutex);
-        s.setting.reset();
-        s.error = why;
+        locked([&](State& state) {
+            state.setting.reset();
+            state.error = why;
+        });
     };
     for (const std::string& path : calibration_paths()) {
         try {
@@ -173,15 +169,11 @@ void choose_from_environment() {
 }
 
 std::shared_ptr<const Setting> setting() {
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    return s.setting;
+    return locked([](const State& state) { return state.setting; });
 }
 
 std::string setting_error() {
-    State& s = state();
-    const std::lock_guard lock(s.mutex);
-    return s.error;
+    return locked([](const State& state) { return state.error; });
 }
 
 }  // namespace lowkv::ggml

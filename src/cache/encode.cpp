@@ -81,11 +81,6 @@ bool is_varied(const Device& device, const Plan& plan, const std::byte* exact) {
     return false;
 }
 
-void mark_uniform(Device& device, const Plan& plan, std::byte* packed) noexcept {
-    for (std::uint32_t head = 0; head < plan.shape().kv_heads; ++head)
-        device.copy_in(packed + plan.keys().section_offset(head), &mark, sizeof mark);
-}
-
 bool leads(const Plan& plan, const std::byte* packed) noexcept {
     if (!plan.has_statistics()) return true;
     std::uint16_t first = 0;
@@ -331,10 +326,9 @@ void encode_blocks(Device& device, const Plan& plan, std::span<Encoding> blocks,
             if (sources[i] != before[i]) left.push_back(i);
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-        if (!blocks[i].leads)
-            mark_uniform(device, plan, blocks[i].packed);
-        else if (blocks[i].queries != nullptr)
-            blocks[i].queries->keep(queries[i]);
+        if (blocks[i].leads && blocks[i].queries != nullptr) blocks[i].queries->keep(queries[i]);
+        for (std::uint32_t head = 0; !blocks[i].leads && head < plan.shape().kv_heads; ++head)
+            device.copy_in(blocks[i].packed + plan.keys().section_offset(head), &mark, sizeof mark);
     }
 }
 

@@ -49,10 +49,9 @@ void encode_blocks(Device& device, const Plan& plan, std::span<Encoding> blocks,
 // differ only by RoPE, or by less than 3 % of their squares in all parts of all heads, are equal.
 bool is_varied(const Device& device, const Plan& plan, const std::byte* exact);
 
-// Marks a packed block that made statistics for itself alone. The mark is in the block's bytes, so
-// that it stays with pages and images.
-void mark_uniform(Device& device, const Plan& plan, std::byte* packed) noexcept;
-// Whether a packed block has no such mark. Its first two bytes are in the host's memory.
+// Whether a packed block has no mark of one that made statistics for itself alone. The mark is in
+// the block's bytes, so that it stays with pages and images. The first two are in the host's
+// memory.
 bool leads(const Plan& plan, const std::byte* packed) noexcept;
 // Whether decoding a packed block's keys, in the host's memory, writes every channel: an order of
 // channels from elsewhere may name one twice.

@@ -1,7 +1,6 @@
 #include "cache/pool.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "round.h"
@@ -11,21 +10,16 @@ namespace {
 
 constexpr std::size_t page_bytes = 4096;
 
+constexpr auto address_of = [](const auto& slab) { return slab->memory.data(); };
+
 }  // namespace
 
 struct Pool::Slab {
-    Slab(Device& its_device, std::size_t its_bytes, std::size_t slots)
-        : device(its_device), bytes(its_bytes) {
+    Slab(Device& device, std::size_t bytes, std::size_t slots) : memory(device, bytes) {
         free_slots.reserve(slots);
-        memory = device.allocate(bytes);
     }
-    ~Slab() { device.deallocate(memory, bytes); }
-    Slab(const Slab&) = delete;
-    Slab& operator=(const Slab&) = delete;
 
-    Device& device;
-    std::size_t bytes;
-    std::byte* memory = nullptr;
+    DeviceMemory memory;
     std::size_t used = 0;
     std::uint32_t touched = 0;              // slots [0, touched) were handed out at least once
     std::vector<std::uint32_t> free_slots;  // those of them that came back; room for all
@@ -41,9 +35,7 @@ Pool::~Pool() = default;
 
 std::size_t Pool::add_slab() {
     auto slab = std::make_unique<Slab>(device_, slab_bytes_, slots_per_slab_);
-    const auto at = std::lower_bound(
-        slabs_.begin(), slabs_.end(), slab->memory,
-        [](const auto& s, const std::byte* address) { return std::less<>{}(s->memory, address); });
+    const auto at = std::ranges::lower_bound(slabs_, slab->memory.data(), {}, address_of);
     const std::size_t index = static_cast<std::size_t>(at - slabs_.begin());
     slabs_.insert(at, std::move(slab));
     ++free_slabs_;
@@ -64,17 +56,14 @@ std::byte* Pool::allocate() {
         slot = slab.free_slots.back();
         slab.free_slots.pop_back();
     }
-    return slab.memory + slot_bytes_ * slot;
+    return slab.memory.data() + slot_bytes_ * slot;
 }
 
 void Pool::deallocate(std::byte* slot) noexcept {
-    const auto after = std::upper_bound(
-        slabs_.begin(), slabs_.end(), slot,
-        [](const std::byte* address, const auto& s) { return std::less<>{}(address, s->memory); });
-    const auto at = after - 1;
+    const auto at = std::ranges::upper_bound(slabs_, slot, {}, address_of) - 1;
     Slab& slab = **at;
-    slab.free_slots.push_back(
-        static_cast<std::uint32_t>(static_cast<std::size_t>(slot - slab.memory) / slot_bytes_));
+    slab.free_slots.push_back(static_cast<std::uint32_t>(
+        static_cast<std::size_t>(slot - slab.memory.data()) / slot_bytes_));
     const std::size_t index = static_cast<std::size_t>(at - slabs_.begin());
     first_with_room_ = std::min(first_with_room_, index);
     if (--slab.used > 0) return;

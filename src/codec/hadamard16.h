@@ -19,6 +19,13 @@ using Four [[gnu::vector_size(16)]] = float;
     std::memcpy(x, &value, sizeof value);
 }
 
+[[gnu::always_inline]] inline void store_16(float* x, Four a, Four b, Four c, Four d) noexcept {
+    store_four(x, a);
+    store_four(x + 4, b);
+    store_four(x + 8, c);
+    store_four(x + 12, d);
+}
+
 // The matrix of 4 x 4, for four vectors of numbers at once.
 [[gnu::always_inline]] inline void transform_4(Four& a, Four& b, Four& c, Four& d) noexcept {
     const Four ab = a + b, ab_difference = a - b;
@@ -47,10 +54,7 @@ using Four [[gnu::vector_size(16)]] = float;
     transpose_4x4(a, b, c, d);
     transform_4(a, b, c, d);
     transpose_4x4(a, b, c, d);
-    store_four(x, a);
-    store_four(x + 4, b);
-    store_four(x + 8, c);
-    store_four(x + 12, d);
+    store_16(x, a, b, c, d);
 }
 
 }  // namespace lowkv::codec

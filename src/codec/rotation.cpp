@@ -45,13 +45,6 @@ void for_each_block(std::uint32_t head_dim, F f) {
     }
 }
 
-inline void store_tile(float* x, Four a, Four b, Four c, Four d) noexcept {
-    store_four(x, a);
-    store_four(x + 4, b);
-    store_four(x + 8, c);
-    store_four(x + 12, d);
-}
-
 // `stride` and twice `stride` in one pass over the 4 * stride numbers at x.
 inline void transform_two_strides(float* x, std::uint32_t stride) noexcept {
     for (float* end = x + stride; x < end; x += 4) {
@@ -101,7 +94,7 @@ void multiply_matrix(float* x, const float* matrix, std::uint32_t head_dim) noex
             c += x[row] * load_four(part + 8);
             d += x[row] * load_four(part + 12);
         }
-        store_tile(product + column, a, b, c, d);
+        store_16(product + column, a, b, c, d);
     }
     std::copy_n(product, head_dim, x);
 }

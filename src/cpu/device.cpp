@@ -12,7 +12,6 @@
 
 #include "attention/query.h"
 #include "cpu/rows.h"
-#include "plan/plan_parts.h"
 #include "platform/memory.h"
 
 namespace lowkv {
@@ -61,15 +60,9 @@ constexpr std::size_t blocks_at_a_time = 32;
 
 void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& executor,
                 std::optional<Part> only) noexcept {
-    const auto each_part = [&](auto f) {
-        for (const Part part : plan.stored_parts())
-            if (!only || *only == part) f(part);
-    };
     if (plan.has_shared()) {
         executor.parallel_for(blocks.size(), [&](std::size_t i, unsigned) noexcept {
-            each_part([&](Part part) {
-                codec::encode_shared_part(plan, part, blocks[i].from, blocks[i].to);
-            });
+            encode_shared(plan, blocks[i].from, blocks[i].to, only);
         });
     }
     const std::uint32_t heads = plan.shape().kv_heads;
@@ -80,10 +73,8 @@ void encode_f16(const Plan& plan, std::span<const BlockCopy> blocks, Executor& e
             const BlockCopy& block = blocks[item / heads];
             if (plan.has_statistics() && (block.stats_from == nullptr) != leads) return;
             const auto head = static_cast<std::uint32_t>(item % heads);
-            each_part([&](Part part) {
-                codec::encode_part(plan, part, block.from, block.to, head, head + 1,
-                                   {.stats_from = block.stats_from, .queries = block.queries});
-            });
+            encode_block(plan, block.from, block.to, head, head + 1,
+                         {.stats_from = block.stats_from, .queries = block.queries}, only);
         });
     }
 }

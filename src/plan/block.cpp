@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "lowkv/codec.h"
-#include "plan/plan_parts.h"
 
 namespace lowkv {
 namespace {
@@ -23,35 +22,28 @@ const std::uint16_t* f16_rows(const Plan& plan, Part part, const std::byte* f16)
 
 }  // namespace
 
-void codec::encode_shared_part(const Plan& plan, Part part, const std::byte* f16,
-                               std::byte* packed) noexcept {
+void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed,
+                   std::optional<Part> only) noexcept {
     const auto* positions =
         reinterpret_cast<const std::int32_t*>(f16 + plan.f16_positions_offset());
-    plan.part(part).encode_shared(f16_rows(plan, part, f16),
-                                  plan.has_positions() ? positions : nullptr,
-                                  packed + packed_offset(plan, part));
-}
-
-void codec::encode_part(const Plan& plan, Part part, const std::byte* f16, std::byte* packed,
-                        std::uint32_t first_head, std::uint32_t last_head,
-                        const EncodeHints& hints) noexcept {
-    EncodeHints own_hints = hints;
-    if (own_hints.stats_from != nullptr) own_hints.stats_from += packed_offset(plan, part);
-    for (std::uint32_t head = first_head; head < last_head; ++head) {
-        plan.part(part).encode_head(f16_rows(plan, part, f16), head,
-                                    packed + packed_offset(plan, part), own_hints);
-    }
-}
-
-void encode_shared(const Plan& plan, const std::byte* f16, std::byte* packed) noexcept {
-    for (const Part part : plan.stored_parts()) codec::encode_shared_part(plan, part, f16, packed);
+    for (const Part part : plan.stored_parts())
+        if (!only || *only == part)
+            plan.part(part).encode_shared(f16_rows(plan, part, f16),
+                                          plan.has_positions() ? positions : nullptr,
+                                          packed + packed_offset(plan, part));
 }
 
 void encode_block(const Plan& plan, const std::byte* f16, std::byte* packed,
-                  std::uint32_t first_head, std::uint32_t last_head,
-                  const EncodeHints& hints) noexcept {
-    for (const Part part : plan.stored_parts())
-        codec::encode_part(plan, part, f16, packed, first_head, last_head, hints);
+                  std::uint32_t first_head, std::uint32_t last_head, const EncodeHints& hints,
+                  std::optional<Part> only) noexcept {
+    for (const Part part : plan.stored_parts()) {
+        if (only && *only != part) continue;
+        EncodeHints its_hints = hints;
+        if (its_hints.stats_from != nullptr) its_hints.stats_from += packed_offset(plan, part);
+        for (std::uint32_t head = first_head; head < last_head; ++head)
+            plan.part(part).encode_head(f16_rows(plan, part, f16), head,
+                                        packed + packed_offset(plan, part), its_hints);
+    }
 }
 
 void decode_block(const Plan& plan, const std::byte* packed, std::byte* f16) noexcept {

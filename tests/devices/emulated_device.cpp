@@ -87,28 +87,26 @@ class EmulatedQueue final : public devices::Queue {
     void use_stream(void*) override {}  // all is done when a call returns
 
   private:
-    static std::byte* at(Handle handle, std::size_t offset) {
-        return static_cast<std::byte*>(handle) + offset;
-    }
+    using Place = devices::Place;
+
+    static std::byte* at(Place place) { return static_cast<std::byte*>(place.buffer) + place.at; }
     Handle take(std::size_t bytes) noexcept override { return std::malloc(bytes); }
     void give(Handle handle) noexcept override { std::free(handle); }
-    int do_write(Handle to, std::size_t to_at, const void* from,
-                 std::size_t bytes) noexcept override {
+    int do_write(Place to, const void* from, std::size_t bytes) noexcept override {
         ++uploaded;
-        std::memcpy(at(to, to_at), from, bytes);
+        std::memcpy(at(to), from, bytes);
         return 0;
     }
-    int do_read(void* to, Handle from, std::size_t from_at, std::size_t bytes) noexcept override {
-        std::memcpy(to, at(from, from_at), bytes);
+    int do_read(void* to, Place from, std::size_t bytes) noexcept override {
+        std::memcpy(to, at(from), bytes);
         return 0;
     }
-    int do_copy(Handle to, std::size_t to_at, Handle from, std::size_t from_at,
-                std::size_t bytes) noexcept override {
-        std::memmove(at(to, to_at), at(from, from_at), bytes);
+    int do_copy(Place to, Place from, std::size_t bytes) noexcept override {
+        std::memmove(at(to), at(from), bytes);
         return 0;
     }
-    int do_clear(Handle to, std::size_t to_at, std::size_t bytes) noexcept override {
-        std::memset(at(to, to_at), 0, bytes);
+    int do_clear(Place to, std::size_t bytes) noexcept override {
+        std::memset(at(to), 0, bytes);
         return 0;
     }
     int do_run(devices::Kernel kernel, const Grid& grid, const devices::Memories* memories,

@@ -40,18 +40,14 @@ class NullQueue final : public devices::Queue {
         taken_bytes_ -= found->second;
         taken_.erase(found);
     }
-    int do_write(devices::Handle, std::size_t, const void* from,
-                 std::size_t bytes) noexcept override {
+    int do_write(devices::Place, const void* from, std::size_t bytes) noexcept override {
         pinned_.assign(static_cast<const std::byte*>(from),
                        static_cast<const std::byte*>(from) + bytes);
         return 0;
     }
-    int do_read(void*, devices::Handle, std::size_t, std::size_t) noexcept override { return 0; }
-    int do_copy(devices::Handle, std::size_t, devices::Handle, std::size_t,
-                std::size_t) noexcept override {
-        return 0;
-    }
-    int do_clear(devices::Handle, std::size_t, std::size_t) noexcept override { return 0; }
+    int do_read(void*, devices::Place, std::size_t) noexcept override { return 0; }
+    int do_copy(devices::Place, devices::Place, std::size_t) noexcept override { return 0; }
+    int do_clear(devices::Place, std::size_t) noexcept override { return 0; }
     int do_run(devices::Kernel, const devices::Grid&, const devices::Memories*,
                std::span<const devices::Argument>) noexcept override {
         return 0;
