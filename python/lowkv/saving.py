@@ -205,7 +205,7 @@ def _require_same(saved: str, own: dict[str, str]) -> None:
     try:
         parts = json.loads(saved)
         other = [name for name in own if parts.get(name) != own[name]]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise Error("what it says of its model is damaged") from None
     if other:
         raise Error("it was saved for another model, whose keys mean nothing to this one: other "
@@ -222,9 +222,10 @@ def restore(cache, file) -> None:
         if _contents(found, file.get_tensor) != file.metadata().get("contents"):
             raise Error("it is damaged: its tensors are not those that were saved together")
         for layer in cache.layers_with_states:
-            kinds = {name: name.partition(".")[2] for name in found if name.startswith(f"{layer.index}.")}
-            layer.restore({kind: file.get_tensor(name) for name, kind in kinds.items()}, cache.model().device)
-            found -= set(kinds)
+            for kind in ("conv", "recurrent"):
+                if (name := f"{layer.index}.{kind}") in found and file.get_slice(name).get_shape():
+                    layer.restore(kind, file.get_tensor(name).to(cache.model().device))
+                    found.remove(name)
     deltas = {name: file.get_tensor(name).to(cache.model().device) for name in found & set(moved)}
     for name in sorted((found - set(moved)) ^ wanted):
         raise Error(f"it has {'no image of layer' if name in wanted else 'a tensor'} {name!r}")

@@ -63,12 +63,11 @@ class States(LinearAttentionLayer):
             found["recurrent"] = recurrent
         return found
 
-    def restore(self, states: dict[str, torch.Tensor], device: torch.device) -> None:
-        """Takes over what saved() gave."""
-        for kind, state in states.items():
-            self.lazy_initialization(**{f"{kind}_states": state.to(device)})
-            getattr(self, f"{kind}_states")[0].copy_(state)
-            self.has_previous_state[0] = True
+    def restore(self, kind: str, state: torch.Tensor) -> None:
+        """Takes over one of what saved() gave."""
+        self.lazy_initialization(**{f"{kind}_states": state})
+        getattr(self, f"{kind}_states")[0].copy_(state)
+        self.has_previous_state[0] = True
 
     def selected(self, indices: torch.Tensor) -> dict:
         """States of these sequences of the batch, in this order, for take()."""

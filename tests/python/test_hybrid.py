@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from families import GROUPED, LINEAR, build
+from lowkv import saving
 from lowkv.layer import Layer
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
@@ -258,6 +259,13 @@ def test_a_saved_prefix_with_other_states_is_refused(models, tmp_path):
     for damaged in damages:
         save_file(damaged, tmp_path / "prefix", metadata)
         with pytest.raises(lowkv.Error, match="its tensors are not those that were saved together"):
+            lowkv.Cache.load(tmp_path / "prefix", model)
+    layer = states[0].partition(".")[0]
+    damages = {f"{layer}.other": torch.zeros(2, 2), f"{layer}.": torch.ones(2), states[0]: torch.zeros(())}
+    for name, tensor in damages.items():
+        other = {**tensors, name: tensor}
+        save_file(other, tmp_path / "prefix", {**metadata, "contents": saving._contents(other, other.get)})
+        with pytest.raises(lowkv.Error, match=f"it has a tensor '{name}'"):
             lowkv.Cache.load(tmp_path / "prefix", model)
 
 

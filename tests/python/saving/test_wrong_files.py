@@ -137,6 +137,7 @@ METADATA = {
     "model: another": (lambda m: m.update(model=m["model"].replace('"class": "', '"class": "X')),
                        "another model.*: other class$"),
     "model: damaged": (lambda m: m.update(model=m["model"][::-1]), "what it says of its model is damaged"),
+    "model: nested": (lambda m: m.update(model="[" * 100000), "what it says of its model is damaged"),
     "model: of other parts": (lambda m: m.update(model="[]"), "what it says of its model is damaged"),
 }
 
