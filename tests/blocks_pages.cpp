@@ -12,7 +12,7 @@ using namespace blocks_test;
 
 namespace {
 
-constexpr std::uint32_t page_tokens = 128, pages = 24;
+constexpr std::uint32_t pages = 24;
 
 struct Case {
     std::string scheme;
@@ -21,6 +21,7 @@ struct Case {
     std::uint32_t sliding = 0, spare = 4;
     bool whole = false;  // pages, and prefixes come as bytes at times
     bool own = false;    // the layer's memory, not the host's
+    std::uint32_t page_tokens = 128;
 };
 
 struct Page {
@@ -49,8 +50,9 @@ class Pages : public Owned {
         : Owned({}, c.scheme, c.shape, c.rows),
           case_(c),
           retention_(parse_scheme(c.scheme).retention),
-          page_bytes_(c.whole ? PagedLayer::whole_page_bytes(*plan, page_tokens, sinks())
-                              : PagedLayer::page_bytes(*plan, page_tokens)),
+          page_tokens_(c.page_tokens),
+          page_bytes_(c.whole ? PagedLayer::whole_page_bytes(*plan, page_tokens_, sinks())
+                              : PagedLayer::page_bytes(*plan, page_tokens_)),
           pages_(pages),
           sequences_(1) {
         PageMemory memory{.pages = pages, .whole = c.whole};
@@ -61,7 +63,7 @@ class Pages : public Owned {
             memory.data = memory_.data();
             store->device().copy_in(memory.data, garbage.data(), garbage.size());
         }
-        layer_.emplace(store, plan, retention_, c.sliding, page_tokens, memory, c.spare);
+        layer_.emplace(store, plan, retention_, c.sliding, page_tokens_, memory, c.spare);
     }
     ~Pages() {
         layer_.reset();
@@ -88,7 +90,7 @@ class Pages : public Owned {
     void check() {
         const PagedStats stats = layer_->stats();
         std::size_t beside = 0, sink_bytes = 0;
-        Bytes bytes(PagedLayer::page_bytes(*plan, page_tokens));
+        Bytes bytes(PagedLayer::page_bytes(*plan, page_tokens_));
         for (std::uint32_t i = 0; i < pages; ++i) {
             const Page& page = pages_[i];
             beside += page.exact && !exact() ? 1 : 0;
@@ -107,7 +109,7 @@ class Pages : public Owned {
         // Of a page that is not full, as many as its rows need.
         const StoreStats held = store->stats();
         CHECK(held.exact_blocks >= beside);
-        CHECK(held.exact_blocks <= beside * page_tokens / plan->block_tokens());
+        CHECK(held.exact_blocks <= beside * page_tokens_ / plan->block_tokens());
         CHECK(held.exact_bytes == stats.exact_bytes);
         CHECK(held.packed_blocks == 0);
     }
@@ -115,6 +117,7 @@ class Pages : public Owned {
   private:
     Case case_;
     Retention retention_;
+    std::uint32_t page_tokens_;
     std::size_t page_bytes_;
     DeviceMemory memory_;
     std::optional<PagedLayer> layer_;
@@ -149,10 +152,10 @@ class Pages : public Owned {
         Grown fresh;
         if (case_.sliding > 0) return fresh;
         const Grown& other = sequences_[below(sequences_.size())];
-        const std::size_t shared = below(other.cells / page_tokens + 1);
+        const std::size_t shared = below(other.cells / page_tokens_ + 1);
         fresh.pages.assign(other.pages.begin(),
                            other.pages.begin() + static_cast<std::ptrdiff_t>(shared));
-        fresh.cells = static_cast<std::uint32_t>(shared * page_tokens);
+        fresh.cells = static_cast<std::uint32_t>(shared * page_tokens_);
         return fresh;
     }
     void start() {
@@ -167,8 +170,8 @@ class Pages : public Owned {
     void take_back() {
         Grown& its = sequences_[below(sequences_.size())];
         const std::uint32_t cells = its.cells - below(std::min(its.cells, 6u) + 1);
-        const std::size_t kept = (cells + page_tokens - 1) / page_tokens;
-        if (cells % page_tokens != 0 && holders(its.pages[kept - 1]) > 1) return;
+        const std::size_t kept = (cells + page_tokens_ - 1) / page_tokens_;
+        if (cells % page_tokens_ != 0 && holders(its.pages[kept - 1]) > 1) return;
         its.cells = cells;
         its.pages.resize(kept);
     }
@@ -211,7 +214,7 @@ class Pages : public Owned {
             if (below(4) == 0 && !(i == 0 && with_first)) continue;
             Grown& its = sequences_[i];
             const std::uint32_t count = 1 + below(below(3) == 0 ? 300 : 3);
-            const std::size_t needed = (its.cells + count + page_tokens - 1) / page_tokens;
+            const std::size_t needed = (its.cells + count + page_tokens_ - 1) / page_tokens_;
             const std::vector<std::int32_t> free = unused();
             const std::size_t more = needed - std::min(needed, its.pages.size());
             if (more > free.size()) {
@@ -223,8 +226,8 @@ class Pages : public Owned {
             parts.push_back(
                 {{}, its.cells + count, count, static_cast<std::uint32_t>(slots.size())});
             for (const Token& token : rows(count)) {
-                const std::int32_t page = its.pages[its.cells / page_tokens];
-                slots.push_back(std::int64_t{page} * page_tokens + its.cells++ % page_tokens);
+                const std::int32_t page = its.pages[its.cells / page_tokens_];
+                slots.push_back(std::int64_t{page} * page_tokens_ + its.cells++ % page_tokens_);
                 tokens.push_back(token);
             }
             if (below(5) == 0) {  // padding, as hosts have it
@@ -234,7 +237,7 @@ class Pages : public Owned {
             tables.push_back(its.pages);
             // What has left a sliding window is somebody else's, or nobody's.
             if (case_.sliding > 0 && its.cells > case_.sliding + 300)
-                std::fill_n(tables.back().begin(), (its.cells - case_.sliding - 300) / page_tokens,
+                std::fill_n(tables.back().begin(), (its.cells - case_.sliding - 300) / page_tokens_,
                             0);
         }
         for (std::size_t i = 0; i < parts.size(); ++i) parts[i].pages = tables[i];
@@ -249,8 +252,8 @@ class Pages : public Owned {
             keys.insert(keys.end(), tokens[i].key.begin(), tokens[i].key.end());
             values.insert(values.end(), tokens[i].value.begin(), tokens[i].value.end());
             if (slots[i] < 0) continue;
-            const auto row = static_cast<std::uint32_t>(slots[i] % page_tokens);
-            Page& its = page(static_cast<std::int32_t>(slots[i] / page_tokens));
+            const auto row = static_cast<std::uint32_t>(slots[i] % page_tokens_);
+            Page& its = page(static_cast<std::int32_t>(slots[i] / page_tokens_));
             if (row == 0) its = {};
             if (!its.exact && row > 0 && !exact()) {
                 its.tokens = read(its);
@@ -304,13 +307,13 @@ class Pages : public Owned {
     }
     Tokens as_read(const PagedSequence& part) {
         Tokens tokens;
-        for (std::uint32_t p = 0; p * page_tokens < part.cells; ++p) {
+        for (std::uint32_t p = 0; p * page_tokens_ < part.cells; ++p) {
             const Page& its = page(part.pages[p]);
             Tokens more = its.exact ? its.tokens : its.packed ? read(its) : Tokens();
             if (!its.exact && p == 0 && !its.sinks.empty()) ++done_.sinks;
             if (!its.exact && p > 0 && its.packed)  // sinks are where a sequence begins
                 more = read({.packed = true, .bytes = its.bytes});
-            more.resize(page_tokens);  // of a page out of sight; of one that isn't full
+            more.resize(page_tokens_);  // of a page out of sight; of one that isn't full
             tokens.insert(tokens.end(), more.begin(), more.end());
         }
         return tokens;
@@ -324,15 +327,15 @@ class Pages : public Owned {
             const std::uint32_t before = part.cells - part.queries;
             const std::uint32_t hidden =
                 case_.sliding == 0 || before + 1 <= case_.sliding ? 0 : before + 1 - case_.sliding;
-            for (std::uint32_t p = hidden / page_tokens; p * page_tokens < part.cells; ++p) {
+            for (std::uint32_t p = hidden / page_tokens_; p * page_tokens_ < part.cells; ++p) {
                 Page& its = page(part.pages[p]);
                 read.insert(part.pages[p]);
-                if ((p + 1) * page_tokens + retention_.window > part.cells)
+                if ((p + 1) * page_tokens_ + retention_.window > part.cells)
                     seen.insert(part.pages[p]);
                 if (!its.exact || its.packed) continue;
                 its.first = p == 0 && sinks() > 0;
-                if (its.tokens.size() == page_tokens)
-                    pack(its, p > hidden / page_tokens ? &page(part.pages[p - 1]) : nullptr);
+                if (its.tokens.size() == page_tokens_)
+                    pack(its, p > hidden / page_tokens_ ? &page(part.pages[p - 1]) : nullptr);
             }
         }
         std::vector<std::tuple<bool, std::uint64_t, std::int32_t>> idle;
@@ -350,7 +353,7 @@ class Pages : public Owned {
         for (std::size_t i = 0; i + case_.spare < idle.size(); ++i) {
             Page& its = page(std::get<2>(idle[i]));
             if (!its.packed) {
-                its.tokens.resize(page_tokens, its.tokens.back());
+                its.tokens.resize(page_tokens_, its.tokens.back());
                 pack(its, nullptr);
                 ++done_.evicted;
             }
@@ -370,7 +373,7 @@ class Pages : public Owned {
             stats.from.assign(before->bytes.end() - last, before->bytes.end());
             stats.leads = cache::leads(*plan, stats.from.data());
         }
-        for (std::uint32_t t = 0; t < page_tokens; t += plan->block_tokens()) {
+        for (std::uint32_t t = 0; t < page_tokens_; t += plan->block_tokens()) {
             const Bytes block =
                 encoded(*plan, std::span(page.tokens).subspan(t, plan->block_tokens()), stats);
             page.bytes.insert(page.bytes.end(), block.begin(), block.end());
@@ -397,6 +400,10 @@ const Case cases[] = {
     {"k=exact,v=token-8-g32", {1, 32}, RowType::f16, 0, 2},
     {"exact", {2, 32}, RowType::f32},
     {"exact", {1, 32}, RowType::bf16, 150, 4, false, true},
+    // Of several blocks: statistics come from the last one of the page before.
+    {"lowkv2.8", {2, 32}, RowType::f32, 0, 4, false, false, 256},
+    {"lowkv2.8,window=0", {1, 32}, RowType::f32, 0, 1, true, false, 384},
+    {"kivi2,window=200", {1, 32}, RowType::f32, 200, 2, true, false, 256},
 };
 
 }  // namespace

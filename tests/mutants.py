@@ -111,8 +111,8 @@ NO_CODE = ("#", "//", "*", "using ", "namespace ", "template", "static_assert", 
 def lines_of(path):
     """The numbers of the lines that count, from 1."""
     in_text = False  # of a docstring
-    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
-        quotes = line.count('"""') if path.endswith(".py") else 0
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        quotes = line.count('"""') if path.suffix == ".py" else 0
         begins = in_text
         in_text ^= quotes % 2 == 1
         if not begins and not quotes and counts(line) and not line.strip().startswith(NO_CODE):
@@ -121,9 +121,9 @@ def lines_of(path):
 
 def mutants_of(path, number):
     """How one line can be changed: its new texts."""
-    text = (ROOT / path).read_text().splitlines(keepends=True)
+    text = path.read_text().splitlines(keepends=True)
     only = [line if at == number else "\n" for at, line in enumerate(text, 1)]
-    rules = ["python.rules"] if path.endswith(".py") else ["c_like.rules", "cpp.rules"]
+    rules = ["python.rules"] if path.suffix == ".py" else ["c_like.rules", "cpp.rules"]
     with contextlib.redirect_stdout(io.StringIO()):
         found = mutator.mutants_regexp(only, ruleFiles=["universal.rules", *rules], ignorePatterns=(),
                                        ignoreStringOnly=True)
@@ -132,14 +132,22 @@ def mutants_of(path, number):
                    if at == number and new.count("\n") == 1 and new.split() != text[number - 1].split()})
 
 
-def draw(rng, rooms):
-    """Mutants without end: room, path, line, its new text. Of each room about as many as it has lines."""
-    places = [(name, path, number) for name in rooms for path in files(ROOMS[name]) for number in lines_of(path)]
+def draw(rng, rooms, tree):
+    """Mutants without end: room, file, line, its text and the new one. Of each room about as many as it has lines."""
+    places = [(name, path, number) for name in rooms for path in files(ROOMS[name])
+              for number in lines_of(tree / path)]
     while True:
         name, path, number = rng.choice(places)
-        if new := mutants_of(path, number):
-            old = (ROOT / path).read_text().splitlines()[number - 1]
+        if new := mutants_of(tree / path, number):
+            old = (tree / path).read_text().splitlines()[number - 1]
             yield {"room": name, "file": path, "line": number, "old": old, "new": rng.choice(new).rstrip("\n")}
+
+
+def found_again(mutant):
+    """An earlier mutant where its line is now; None if there is no such line any more."""
+    lines = (TREE / mutant["file"]).read_text().splitlines() if (TREE / mutant["file"]).exists() else []
+    places = [number for number, line in enumerate(lines, 1) if line == mutant["old"]]
+    return mutant | {"line": min(places, key=lambda number: abs(number - mutant["line"]))} if places else None
 
 
 def make_tree():
@@ -292,19 +300,21 @@ def main():
     rooms = options.room or list(ROOMS)
     rng = random.Random(options.seed)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    if options.again:
-        drawn = (each for each in known if each["end"] == "survived" and each["room"] in rooms)
-        options.sample = len(known)
-    else:
-        drawn = draw(rng, rooms)
-    if options.list:
-        for mutant in itertools.islice(drawn, options.sample):
-            print(f"{mutant['file']}:{mutant['line']}\n    - {mutant['old'].strip()}\n    + {mutant['new'].strip()}")
-        return 0
-
     paths = json.loads(must(sys.executable, "deps/setup.py", "--paths", folder=ROOT))
     WORK.mkdir(parents=True, exist_ok=True)
-    make_tree()
+    if not options.list:
+        make_tree()
+    if options.again:
+        drawn = filter(None, (found_again(each) for each in known
+                              if each["end"] == "survived" and each["room"] in rooms))
+        options.sample = len(known)
+    else:
+        drawn = draw(rng, rooms, ROOT if options.list else TREE)
+    if options.list:
+        for mutant in itertools.islice(drawn, options.sample):
+            show(mutant | {"end": "drawn", "by": ""})
+        return 0
+
     suites, results = {}, []
     while len(results) < options.sample and (mutant := next(drawn, None)):
         if mutant["room"] not in suites:
