@@ -25,13 +25,17 @@ struct State {
     std::vector<std::shared_ptr<const Calibration>> calibrations;
 };
 
+State& the_state() {
+    // Never destroyed: programs make and free caches while they end.
+    static auto& instance = *new State;
+    return instance;
+}
+
 // Calls f(state) under its mutex.
 template <class F>
 auto locked(F f) {
-    // Never destroyed: programs make and free caches while they end.
-    static auto& state = *new State;
-    const std::lock_guard lock(state.mutex);
-    return f(state);
+    const std::lock_guard lock(the_state().mutex);
+    return f(the_state());
 }
 
 // The newest one that was made for the scheme.
