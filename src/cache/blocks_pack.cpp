@@ -55,7 +55,7 @@ class Blocks::Packer {
           how_(how),
           executor_(executor),
           own_(places.front().table->plan()),
-          plan_(how.rung > 0 ? *places.front().table->ladder()[how.rung - 1u] : own_),
+          plan_(how.rung > 0 ? places.front().table->plan_of(how.rung) : own_),
           store_(places.front().table->store_->impl()),
           gathers_(!places.front().cells.empty()) {}
 
@@ -185,7 +185,7 @@ class Blocks::Packer {
             const Due& due = due_[copied[c]];
             if (packs) encodings_[copied[c]].exact = copies[c];
             if (!gathers_)
-                decoded[due.place->table->ladder()[due.block->rung - 1u].get()].push_back(
+                decoded[&due.place->table->plan_of(due.block->rung)].push_back(
                     {due.block->data, copies[c]});
         }
         if (gathers_)
@@ -276,7 +276,7 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
 
 void Blocks::pack_values(std::span<const Packing> places, const How& how, Executor& executor) {
     Blocks& table = *places.front().table;
-    const Plan& plan = *table.ladder()[how.rung - 1u];
+    const Plan& plan = table.plan_of(how.rung);
     const cache::Slots copies(table.store_->impl(), cache::Slots::As::scratch, plan.exact_bytes(),
                               places.size());
     std::vector<BlockCopy> encoded;
@@ -300,7 +300,7 @@ void Blocks::put(std::span<const std::uint32_t> slots, std::span<const std::byte
     if (in_step()) refuse("packed bytes are put between steps");
     if (bytes.size() != slots.size()) refuse("each slot has its bytes");
     if (slots.empty()) return;
-    const Plan& its = *(*ladder_)[rung - 1u];
+    const Plan& its = plan_of(rung);
     std::size_t absent = 0;
     const std::uint32_t last = std::ranges::max(slots);
     check_cell((std::uint64_t{last} + 1) * its.block_tokens() - 1);
