@@ -7,7 +7,6 @@
 #include <mutex>
 #include <numeric>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,6 @@
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -44,9 +42,8 @@ void clear(const Shape& shape, Part part, const RowsOut& rows, std::uint32_t cou
 
 void Blocks::check_cell(std::uint64_t cell) const {
     if (cell < max_cells) return;
-    throw Error(
-        ErrorCode::invalid_argument,
-        concat("cell ", cell, " is out of range: a sequence has cells 0 to ", max_cells - 1));
+    throw Error(ErrorCode::invalid_argument, "cell ", cell,
+                " is out of range: a sequence has cells 0 to ", max_cells - 1);
 }
 
 // Rows can't be written in place: others, or a rollback, need the block as it is.
@@ -177,9 +174,8 @@ void Blocks::write(std::span<const std::uint32_t> cells, const Rows& keys, const
         throw Error(ErrorCode::invalid_argument,
                     "a latent layer's values are in its keys: write those alone");
     if (!positions.empty() && positions.size() != cells.size())
-        throw Error(
-            ErrorCode::invalid_argument,
-            concat(positions.size(), " positions do not belong to ", cells.size(), " tokens"));
+        throw Error(ErrorCode::invalid_argument, positions.size(), " positions do not belong to ",
+                    cells.size(), " tokens");
     std::vector<Run> runs;
     for (std::size_t i = 0, n = 1; i < cells.size(); i += n, n = 1) {
         const std::uint32_t left = plan().block_tokens() - cells[i] % plan().block_tokens();
