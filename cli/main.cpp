@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/app.h"
+#include "lowkv/error.h"
 #include "platform/command.h"
 
 namespace lowkv::cli {
@@ -48,7 +49,7 @@ int main(int argc, char** argv) {
     cli::CommandLine line("lowkv",
                           "Low-bit KV cache for language models: the cache that attention reads, "
                           "in 1.5 to 4 bits, inside llama.cpp.",
-                          std::string("lowkv ") + LOWKV_VERSION, footer);
+                          concat("lowkv ", LOWKV_VERSION), footer);
     cli::Command app = line.root();
     app.require_command();
     // CLI11 gives what follows -- to the command's root: keep it for `run`.

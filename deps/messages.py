@@ -19,6 +19,7 @@ SOURCES = ("cli", "bench/kernels", "plugins", "src", "guests", "include", "pytho
 PAGES = "docs/troubleshooting"
 SPEAKERS = {"Error", "Failure", "FileInUse", "UsageError", "runtime_error", "refuse", "reject", "fail", "bad", "report",
             "report_once", "say", "first_broken", "learn_refusal", "learn_unsupported"}
+WHOLE = {"Error", "refuse", "reject", "fail"}
 PRINTERS = {"fprintf", "snprintf"}  # in programs, of lines that begin with "lowkv: ", which the plug-in's all do
 REASONS = {"reason", "why", "problem"}  # variables of C++ that hold a message
 LEAST = 4  # words of a message in these:
@@ -129,10 +130,12 @@ def ending(found, place):
 def called(found, place, source):
     """What a call says if it is one that speaks: its arguments with strings in them."""
     name, given = found[place].text, arguments(found, place + 1)
+    flat = [part for argument in given for part in (*argument, Token("sign", ",", 0))][:-1]
     if name == "first_broken":  # a table of rules: {{condition, message}, ...}
-        flat = [part for argument in given for part in (*argument, Token("sign", ",", 0))]
         return [flat[place:ending(flat, place)] for place in range(len(flat)) if begins(flat, place)]
     said = [argument for argument in given if any(part.kind == "string" for part in argument)]
+    if name in WHOLE and said:  # its arguments make one message
+        return [flat]
     if name in PRINTERS and said and (source.startswith("plugins/") or worded(said[0]).startswith("lowkv: ")):
         text = re.sub(r"%[-.\d]*(?:ll|l|z)?[a-z]", "...", worded(said[0]))
         return [[Token("string", text, found[place].line)]] if len(text.split()) >= LEAST else []

@@ -41,7 +41,7 @@ constexpr Kind kinds[] = {
      cuda_device,
      [](std::vector<std::string>& found) {
          for (std::size_t number = 0; number < cuda_devices().size(); ++number)
-             found.push_back("cuda:" + std::to_string(number));
+             found.push_back(concat("cuda:", number));
      }
 #endif
     }};
@@ -51,14 +51,13 @@ const Kind* kind_of(const std::string& name) {
     if (name == "cpu") return nullptr;
     const auto kind = std::ranges::find_if(kinds, [&](const Kind& k) { return k.names(name); });
     if (kind == std::end(kinds))
-        throw Error(ErrorCode::unsupported,
-                    "there is no device '" + name +
-                        "': it is 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'; "
-                        "`lowkv doctor` lists what is there");
+        throw Error(ErrorCode::unsupported, "there is no device '", name,
+                    "': it is 'cpu', 'opencl', 'opencl:NAME', 'cuda' or 'cuda:NUMBER'; "
+                    "`lowkv doctor` lists what is there");
     if (kind->make == nullptr)
-        throw Error(ErrorCode::unsupported, "device '" + name +
-                                                "': this build has none such; configure one with " +
-                                                std::string(kind->option) + " (docs/devices.md)");
+        throw Error(ErrorCode::unsupported, "device '", name,
+                    "': this build has none such; configure one with ", kind->option,
+                    " (docs/devices.md)");
     return kind;
 }
 
@@ -83,10 +82,9 @@ std::string missing_devices(const std::vector<std::string>& found) {
     for (const Kind& kind : kinds) {
         if (std::ranges::any_of(found, [&](const auto& name) { return kind.names(name); }))
             continue;
-        text += kind.find != nullptr
-                    ? std::string(kind.none)
-                    : "This build has no device '" + std::string(kind.word) +
-                          "': configure it with " + std::string(kind.option) + ". ";
+        text += kind.find != nullptr ? std::string(kind.none)
+                                     : concat("This build has no device '", kind.word,
+                                              "': configure it with ", kind.option, ". ");
     }
     return text;
 }

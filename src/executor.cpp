@@ -3,13 +3,11 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "lowkv/error.h"
-#include "messages.h"
 #include "platform/memory.h"
 
 namespace lowkv {
@@ -56,10 +54,9 @@ class ThreadExecutor final : public Executor {
         } catch (const std::system_error& error) {
             const std::size_t started = workers_.size() + 1;
             stop();
-            throw Error(
-                ErrorCode::unsupported,
-                concat(threads, " threads: the system starts no more than ", started, " (",
-                       error.code().message(), "); ask for as many as there are processors"));
+            throw Error(ErrorCode::unsupported, threads,
+                        " threads: the system starts no more than ", started, " (",
+                        error.code().message(), "); ask for as many as there are processors");
         } catch (...) {
             stop();
             throw;

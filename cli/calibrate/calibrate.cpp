@@ -24,6 +24,7 @@
 #include "lowkv/calibrate.h"
 #include "lowkv/calibration.h"
 #include "lowkv/calibration_file.h"
+#include "lowkv/error.h"
 #include "lowkv/executor.h"
 #include "lowkv/scheme.h"
 #include "platform/system.h"
@@ -235,7 +236,7 @@ std::string table(const CalibrateReport& report) {
         const auto group =
             std::span(report.layers).subspan(first, std::min(step, report.layers.size() - first));
         std::vector<std::string> row{std::to_string(first)};
-        if (group.size() > 1) row.front() += "-" + std::to_string(first + group.size() - 1);
+        if (group.size() > 1) row.front() += concat("-", first + group.size() - 1);
         if (outliers) {
             row.push_back(percent(
                 mean(group, [](const auto& r) { return r.outliers ? r.outliers->beyond : 0; })));
@@ -258,9 +259,8 @@ std::string legend(const CalibrateReport& report) {
     }
     text +=
         "Error: of the attention's output, relative, root mean square, when what has left the "
-        "window is read as stored; before: the same scheme with channels in order, nothing "
-        "clipped and levels in even steps; after: with this calibration. It was measured on "
-        "the very text.";
+        "window is read as stored; before: the same scheme with channels in order, nothing clipped "
+        "and levels in even steps; after: with this calibration. It was measured on the very text.";
     return wrapped("", text, 0);
 }
 
@@ -292,7 +292,7 @@ int run(Options options) {
     report.calibration.shape = shape;
     calibration::save_calibration(
         options.output, report.calibration,
-        {.tool = std::string("lowkv ") + LOWKV_VERSION,
+        {.tool = concat("lowkv ", LOWKV_VERSION),
          .text = platform::text_of(platform::path_of(options.text).filename()),
          .tokens = total});
 
@@ -316,8 +316,7 @@ void add_calibrate(Command app, int& status) {
     command.defaulted("-s,--scheme", &options->scheme,
                       "The scheme that it is for, one that needs it, see `lowkv schemes`");
     command.option("-o,--output", &options->output,
-                   "The file to write (default: beside the model, "
-                   "MODEL.SCHEME.lowkv.safetensors)");
+                   "The file to write (default: beside the model, MODEL.SCHEME.lowkv.safetensors)");
     command.option("-n,--tokens", &options->tokens,
                    "Tokens of the text to read (default 4096, or all there are)");
     command.defaulted("-c,--context", &options->context,

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "attention_op.h"
@@ -13,6 +12,7 @@
 #include "common/terminal.h"
 #include "ggml.h"
 #include "host.h"
+#include "lowkv/error.h"
 #include "rope_params.h"
 
 namespace lowkv::cli {
@@ -67,15 +67,14 @@ class Recorder {
     std::vector<LayerSamples> finish() {
         for (std::size_t i = 0; i < layers_.size(); ++i) {
             const LayerSamples& layer = layers_[i];
-            const std::string name = "layer " + std::to_string(i);
+            const std::string name = concat("layer ", i);
             if (layer.q_heads == 0)
                 throw Failure(name +
                               " has no attention that reads a cache of keys and values of "
                               "its own: such models can't be calibrated");
             if (!(layer.shape == layers_.front().shape))
                 throw Failure(name +
-                              " has another shape than layer 0: such models can't be "
-                              "calibrated");
+                              " has another shape than layer 0: such models can't be calibrated");
         }
         return std::move(layers_);
     }
@@ -93,8 +92,8 @@ class Recorder {
     LayerSamples& layer(const ggml::CacheName& name) {
         const auto index = static_cast<std::size_t>(name.layer);
         if (name.layer < 0 || index >= layers_.size())
-            throw Failure("llama.cpp has a cache of layer " + std::to_string(name.layer) +
-                          ", which the model doesn't count");
+            throw Failure(concat("llama.cpp has a cache of layer ", name.layer,
+                                 ", which the model doesn't count"));
         return layers_[index];
     }
 
@@ -110,8 +109,8 @@ class Recorder {
         const ggml_tensor& cells = *node.src[1];
         LayerSamples& into = layer(name);
         if (rows.type != GGML_TYPE_F32 || cells.type != GGML_TYPE_I64 || rows.ne[2] != 1)
-            throw Failure("layer " + std::to_string(name.layer) +
-                          " writes its cache in a way that can't be read along");
+            throw Failure(concat("layer ", name.layer,
+                                 " writes its cache in a way that can't be read along"));
         const auto channels = static_cast<std::size_t>(rows.ne[0]);
         const bool keys = name.part == Part::keys;
         std::vector<std::uint16_t>& out = keys ? into.keys : into.values;
@@ -121,8 +120,8 @@ class Recorder {
             std::memcpy(&cell, static_cast<const char*>(cells.data) + r * 8, sizeof cell);
             const std::size_t position = position_ + static_cast<std::size_t>(r);
             if (cell != static_cast<std::int64_t>(position))
-                throw Failure("llama.cpp put token " + std::to_string(position) + " into cell " +
-                              std::to_string(cell) + ": such a cache can't be read along");
+                throw Failure(concat("llama.cpp put token ", position, " into cell ", cell,
+                                     ": such a cache can't be read along"));
             // The cache stores numbers beyond f16's range saturated.
             const auto* row = reinterpret_cast<const float*>(at(rows, r));
             std::vector<float> within(row, row + channels);
@@ -141,7 +140,7 @@ class Recorder {
         const auto name = cache_of(*attention.k);
         if (!name) return;
         LayerSamples& into = layer(*name);
-        const std::string what = "layer " + std::to_string(name->layer);
+        const std::string what = concat("layer ", name->layer);
         if (const std::string why = attention.unsupported_heads(); !why.empty())
             throw Failure(what + " can't be calibrated: " + why);
         if (attention.shape().latent())

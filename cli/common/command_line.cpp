@@ -1,7 +1,6 @@
 #include "common/command_line.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "CLI/CLI.hpp"

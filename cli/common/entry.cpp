@@ -32,8 +32,8 @@ std::string with_source(const std::string& text) {
 void require_output() {
     errno = 0;
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-        throw Failure(std::string("stdout did not take all of the output: ") +
-                      std::strerror(errno != 0 ? errno : EIO));
+        throw Failure(concat("stdout did not take all of the output: ",
+                             std::strerror(errno != 0 ? errno : EIO)));
 }
 
 void require_command(const CommandLine& line, const std::string& word) {

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "common/terminal.h"
 #include "platform/command.h"
 #include "platform/system.h"
 

@@ -134,7 +134,7 @@ void Model::use_calibrations(const std::vector<std::string>& paths, bool needed)
         try {
             for (const std::string& path : ggml::calibration_paths()) use(path);
         } catch (const Error& error) {
-            throw Failure("LOWKV_CALIBRATION: " + std::string(error.what()));
+            throw Failure(concat("LOWKV_CALIBRATION: ", error.what()));
         }
     }
     for (const std::string& path : paths) use(path);
@@ -173,12 +173,10 @@ std::string Model::fingerprint() const {
     const std::int32_t heads = llama_model_n_head(get());
     std::string head_dim = metadata(get(), architecture + ".attention.key_length");
     if (head_dim.empty()) head_dim = std::to_string(llama_model_n_embd(get()) / std::max(heads, 1));
-    return "architecture=" + architecture + " layers=" + std::to_string(layers()) +
-           " heads=" + std::to_string(heads) +
-           " kv_heads=" + std::to_string(llama_model_n_head_kv(get())) + " head_dim=" + head_dim +
-           " vocabulary=" + std::to_string(vocabulary()) +
-           " rope_base=" + (base.empty() ? "none" : base) +
-           " name=" + metadata(get(), "general.name");
+    return concat("architecture=", architecture, " layers=", layers(), " heads=", heads,
+                  " kv_heads=", llama_model_n_head_kv(get()), " head_dim=", head_dim,
+                  " vocabulary=", vocabulary(), " rope_base=", base.empty() ? "none" : base,
+                  " name=", metadata(get(), "general.name"));
 }
 
 std::vector<llama_token> Model::tokenize(const std::string& text, bool add_special) const {
@@ -260,17 +258,16 @@ Context::Context(const Model& model, const ContextOptions& options) {
     log_state().cache_buffers.clear();
     log_state().denial.clear();
     context_.reset(llama_init_from_model(model.get(), params));
-    const std::string what =
-        options.scheme ? "the cache under scheme " + *options.scheme
-                       : std::string("llama.cpp's ") + ggml_type_name(options.stock) + " cache";
+    const std::string what = options.scheme
+                                 ? "the cache under scheme " + *options.scheme
+                                 : concat("llama.cpp's ", ggml_type_name(options.stock), " cache");
     if (!context_)
         throw Failure("llama.cpp can't make a context with " + what + " (--verbose says why)");
     const std::size_t ours = ggml::stats().buffers - before.buffers;
     if (ours == 0 && log_state().cache_buffers.empty()) {
         throw Failure(
             "this model keeps no keys and values (an encoder, or one that is recurrent "
-            "throughout): "
-            "there is no cache to pack");
+            "throughout): there is no cache to pack");
     }
     if ((ours > 0) != options.scheme.has_value()) {
         throw Failure(what + " landed in the wrong place (buffers: " + log_state().cache_buffers +
@@ -294,11 +291,9 @@ void Context::decode(Tokens tokens, bool all_logits) {
     if (!unproven_.empty()) log_state().denial.clear();
     const int result = llama_decode(get(), batch);
     if (result == 1)
-        throw Failure("the context of " + std::to_string(cells()) +
-                      " tokens is full: use a larger -c");
+        throw Failure(concat("the context of ", cells(), " tokens is full: use a larger -c"));
     if (result != 0)
-        throw Failure("llama.cpp failed at token " + std::to_string(size_) +
-                      " (llama_decode: " + std::to_string(result) + ")");
+        throw Failure(concat("llama.cpp failed at token ", size_, " (llama_decode: ", result, ")"));
     size_ += static_cast<std::uint32_t>(tokens.size());
     if (unproven_.empty()) return;
     // The plug-in decides at the latest in the first graph which layers it packs.

@@ -12,6 +12,7 @@
 #include "ggml-cpp.h"
 #include "ggml.h"
 #include "gguf.h"
+#include "lowkv/error.h"
 #include "platform/system.h"
 
 namespace lowkv::cli {
@@ -199,9 +200,9 @@ Shape layer_shape(const Header& header, const std::string& path, std::size_t lay
     if (header.number("attention.key_length_mla", layer) && kv_heads == 1 && values < keys)
         return {1, static_cast<std::uint32_t>(keys), static_cast<std::uint32_t>(values)};
     if (keys != values) {
-        throw Failure(path + ": layer " + std::to_string(layer) + " has keys of " +
-                      std::to_string(keys) + " and values of " + std::to_string(values) +
-                      " numbers; lowkv packs layers where both are equal, others stay f16");
+        throw Failure(concat(path, ": layer ", layer, " has keys of ", keys, " and values of ",
+                             values,
+                             " numbers; lowkv packs layers where both are equal, others stay f16"));
     }
     return {static_cast<std::uint32_t>(kv_heads), static_cast<std::uint32_t>(keys)};
 }
@@ -245,7 +246,7 @@ ModelShape gguf_shape(const std::string& path) {
     const std::uint64_t drafts = header.number("nextn_predict_layers").value_or(0);
     if (drafts < layers) layers -= drafts;
     if (layers < 1 || layers > max_layers)
-        throw Failure(path + " says it has " + std::to_string(layers) + " layers");
+        throw Failure(concat(path, " says it has ", layers, " layers"));
 
     ModelShape out;
     out.name = platform::text_of(platform::path_of(path).filename());
@@ -266,10 +267,10 @@ ModelShape gguf_shape(const std::string& path) {
             "layers with a sliding window or a shared cache are counted in full: an upper bound");
     }
     if (const auto slide = std::count(out.sliding.begin(), out.sliding.end(), true); slide > 0) {
-        out.notes.push_back(std::to_string(slide) + " layers slide over " +
-                            std::to_string(out.window) + " tokens: they hold at most " +
-                            std::to_string(sliding_cells(out.window)) +
-                            " of a sequence, as stock llama.cpp's do with its usual -ub 512");
+        out.notes.push_back(
+            concat(slide, " layers slide over ", out.window, " tokens: they hold at most ",
+                   sliding_cells(out.window),
+                   " of a sequence, as stock llama.cpp's do with its usual -ub 512"));
     }
     if (const auto states = std::ranges::count(out.layers, 0U, &Shape::kv_heads); states > 0)
         out.notes.push_back(plural(static_cast<std::uint64_t>(states), "layer") +

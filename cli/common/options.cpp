@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/machine.h"
-#include "common/terminal.h"
+#include "lowkv/error.h"
 
 namespace lowkv::cli {
 
@@ -55,7 +55,7 @@ void read_schemes(std::vector<std::string>& schemes) {
 std::string what_is_not_shown(bool all) {
     const auto hidden = std::ssize(presets()) - std::ranges::distance(shown_presets(all));
     if (hidden == 0) return "";
-    return std::to_string(hidden) + " more presets, to compare with: add --all.\n";
+    return concat(hidden, " more presets, to compare with: add --all.\n");
 }
 
 }  // namespace lowkv::cli

@@ -7,6 +7,7 @@
 
 #include "common/machine.h"
 #include "common/terminal.h"
+#include "lowkv/error.h"
 
 namespace lowkv::cli {
 
@@ -90,12 +91,12 @@ std::vector<Setting> settings_of(const Program& program, const ProgramOption& op
                                  const char* instead = "") {
     std::vector<Setting> found;
     for (const std::string& value : values_of(program, option.names))
-        found.push_back({value, std::string(option.names.front()) + " " + value, instead});
+        found.push_back({value, concat(option.names.front(), " ", value), instead});
     if (!found.empty() && program.name != "llama-bench")
         found.erase(found.begin(), found.end() - 1);
     if (!found.empty() || !program.common) return found;
     const std::string value = option.variable == nullptr ? "" : environment(option.variable);
-    if (!value.empty()) return {{value, std::string(option.variable) + "=" + value, "unset it"}};
+    if (!value.empty()) return {{value, concat(option.variable, "=", value), "unset it"}};
     return {};
 }
 

@@ -11,10 +11,10 @@
 
 #include "common/machine.h"
 #include "common/model.h"
-#include "common/options.h"
 #include "common/process.h"
 #include "common/program_options.h"
 #include "common/terminal.h"
+#include "lowkv/error.h"
 
 namespace lowkv::cli {
 
@@ -67,7 +67,7 @@ std::vector<Device> devices_of(const Program& program) {
                 "[" + line.substr(colon + 2, line.find(" (", colon) - colon - 2) + "]";
             const auto before = std::ranges::count_if(
                 found, [&](const Device& other) { return other.buffers.ends_with(server); });
-            device.buffers = "RPC" + std::to_string(before) + server;
+            device.buffers = concat("RPC", before, server);
         }
         if (name == "GPUOpenCL") device.buffers = "OpenCL";
         if (name != "LOWKV") found.push_back(device);
@@ -106,8 +106,7 @@ Device device_in(const std::string& word, const std::vector<Device>& all, const 
 std::string layers_pattern(std::uint32_t first, std::uint32_t end, const std::string& weight) {
     if (end == 0) return R"(blk\..*)";
     std::string numbers;
-    for (std::uint32_t i = first; i < end; ++i)
-        numbers += (numbers.empty() ? "" : "|") + std::to_string(i);
+    for (std::uint32_t i = first; i < end; ++i) numbers += concat(numbers.empty() ? "" : "|", i);
     return R"(blk\.()" + numbers + R"()\.)" + weight + ".*";
 }
 
@@ -164,8 +163,8 @@ std::vector<std::string> weight_patterns(const std::vector<Device>& devices,
         before += device.share;
         const auto end = static_cast<std::uint32_t>(std::lround(layers * before / total));
         if (layers > 0 && end == first)
-            throw UsageError("--weights-on gives " + device.name + " none of the " +
-                             std::to_string(layers) + " layers: leave it out, or raise its share");
+            throw UsageError(concat("--weights-on gives ", device.name, " none of the ", layers,
+                                    " layers: leave it out, or raise its share"));
         // The last pattern takes what is left: blocks that are no layers, too.
         const bool last = &device == &devices.back();
         patterns.push_back(layers_pattern(first, last ? 0 : end, "") + "=" + device.buffers);
@@ -199,7 +198,7 @@ void put_weights_on(Program& program, const std::string& names) {
 
     // llama.cpp puts a layer's cache on the layer's device: by their shares all layers are LOWKV's,
     // and the output, which comes behind them, is on the first of the others. -ot moves weights.
-    std::string list = "LOWKV", shares = layers == 0 ? "1,0" : std::to_string(layers) + ",1";
+    std::string list = "LOWKV", shares = layers == 0 ? "1,0" : concat(layers, ",1");
     for (const Device& device : devices) {
         list += "," + device.name;
         if (&device != devices.data()) shares += ",0";

@@ -14,6 +14,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "host.h"
+#include "lowkv/error.h"
 #include "platform/command.h"
 #include "platform/system.h"
 
@@ -40,7 +41,7 @@ std::string tool_of(std::string_view command) {
     if (one_of(command, {"serve", "server"})) return "llama-server";
     if (one_of(command, {"cli", "client"})) return "llama-cli";
     if (one_of(command, {"completion", "complete"})) return "llama-completion";
-    return "llama-" + std::string(command);
+    return concat("llama-", command);
 }
 
 // `llama serve` and the like.

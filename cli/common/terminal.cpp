@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include <iterator>
 #include <utility>
 
+#include "lowkv/error.h"
 #include "platform/command.h"
 #include "platform/system.h"
 
@@ -58,7 +58,7 @@ std::string count(std::uint64_t value) {
 }
 
 std::string plural(std::uint64_t value, const char* noun) {
-    return std::to_string(value) + " " + noun + (value == 1 ? "" : "s");
+    return concat(value, " ", noun, value == 1 ? "" : "s");
 }
 
 std::string span(std::uint64_t least, std::uint64_t most) {
@@ -133,8 +133,8 @@ std::string Table::line(const std::vector<std::string>& row) const {
 std::string Table::head() const {
     std::string out = line(rows_.front());
     for (std::size_t c = 0; c < widths_.size(); ++c) {
-        out += c == 0 ? "| " + std::string(widths_[c], '-')
-                      : " | " + std::string(widths_[c] - 1, '-') + ":";
+        out += c == 0 ? concat("| ", std::string(widths_[c], '-'))
+                      : concat(" | ", std::string(widths_[c] - 1, '-'), ":");
     }
     return out + " |\n";
 }
@@ -201,9 +201,9 @@ void require_utf8(std::string_view text, const std::string& what) {
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t length = character_length(text.substr(at));
         if (length == 0)
-            throw Failure(what + " is no UTF-8 text: byte " + std::to_string(at) + " is " +
-                          std::to_string(static_cast<unsigned char>(text[at])) +
-                          "; convert it, with iconv for example");
+            throw Failure(concat(what, " is no UTF-8 text: byte ", at, " is ",
+                                 static_cast<unsigned char>(text[at]),
+                                 "; convert it, with iconv for example"));
         at += length;
     }
 }

@@ -12,6 +12,7 @@
 #include "common/process.h"
 #include "common/terminal.h"
 #include "host.h"
+#include "lowkv/error.h"
 #include "lowkv_ggml.h"
 #include "platform/command.h"
 #include "platform/system.h"
@@ -63,7 +64,7 @@ std::string why_not_fit(const fs::path& library, const std::string& plugin) {
             true);
         version = said.text.substr(0, said.text.find('\n'));
         if (said.status != 0) {
-            const std::string why = "the trial ended with status " + std::to_string(said.status);
+            const std::string why = concat("the trial ended with status ", said.status);
             return said.status > 128 || version.empty() ? why : version;
         }
         version.resize(std::min(version.find(' '), version.size()));

@@ -43,8 +43,7 @@ std::string notes(const Comparison& comparison) {
         count(options.tokens) + " tokens, the first " + count(options.skip) +
         " not counted; chunks of " + count(options.chunk) +
         "; a token sees its own chunk exactly, as when an engine prefills, so a smaller --chunk "
-        "shows larger losses). "
-        "KV MiB: held for " +
+        "shows larger losses). KV MiB: held for " +
         count(options.tokens) +
         " tokens, exact window and metadata included; lowkv's by its own count, stock ones by "
         "llama_state_seq_get_size.";

@@ -1,7 +1,6 @@
 // lowkv doctor: what this machine, this build and this model give, and what to do where it is
 // wrong.
 
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -49,14 +48,14 @@ void look_at_plugin(Findings& findings, const std::string& plugin, const std::st
     const std::string on = device == "cpu" ? "" : " on " + device;
     if (tried.status == 0)
         return findings.good("plug-in", plugin + " loads, and computes rightly" + on);
-    findings.bad(
-        "plug-in",
-        plugin + on + ": " +
-            (tried.text.empty() ? "its trial ended with status " + std::to_string(tried.status)
-                                : tried.text.substr(0, tried.text.find('\n'))),
-        device == "cpu" ? "it must find the libraries ggml and ggml-base of the version it was "
-                          "built for (make build)"
-                        : "use another device: its driver or this build computes wrongly there");
+    findings.bad("plug-in",
+                 plugin + on + ": " +
+                     (tried.text.empty() ? concat("its trial ended with status ", tried.status)
+                                         : tried.text.substr(0, tried.text.find('\n'))),
+                 device == "cpu"
+                     ? "it must find the libraries ggml and ggml-base of the version it was built "
+                       "for (make build)"
+                     : "use another device: its driver or this build computes wrongly there");
 }
 
 // On the CPU, on every device, and on that which LOWKV_DEVICE names.
@@ -89,13 +88,13 @@ void look_at_machine(Findings& findings) {
     std::string quick;
     for (const Implementation& implementation : implementations()) {
         if (implementation.name != "scalar")
-            quick += (quick.empty() ? "" : " or ") + std::string(implementation.description);
-        list.push_back(std::string(implementation.name) +
-                       (implementation.supported ? "" : " (not on this processor)"));
+            quick += concat(quick.empty() ? "" : " or ", implementation.description);
+        list.push_back(concat(implementation.name,
+                              implementation.supported ? "" : " (not on this processor)"));
     }
     try {
         const Implementation& active = active_implementation();
-        const std::string value = std::string(active.name) + " of " + joined(list);
+        const std::string value = concat(active.name, " of ", joined(list));
         if (active.name == "scalar") {
             findings.bad("implementation", value,
                          quick.empty() ? "it works, but slowly: lowkv has no kernels yet for this "
@@ -106,18 +105,19 @@ void look_at_machine(Findings& findings) {
         }
     } catch (const std::exception& error) {
         findings.bad("implementation", environment("LOWKV_IMPLEMENTATION"),
-                     std::string(error.what()) + ": unset or correct LOWKV_IMPLEMENTATION");
+                     concat(error.what(), ": unset or correct LOWKV_IMPLEMENTATION"));
     }
-    findings.good("threads", std::to_string(usable_cores()) +
-                                 " by default (physical cores that this process may use, within "
-                                 "its CPU quota)");
+    findings.good(
+        "threads",
+        concat(usable_cores(),
+               " by default (physical cores that this process may use, within its CPU quota)"));
     findings.good("memory", bytes(available_memory()) + " free of " + bytes(system_memory()));
 }
 
 void look_at_ggml(Findings& findings) {
     const ggml::ServedVersions served = ggml::served_versions();
-    findings.good("ggml", std::string(ggml_version()) + "; the plug-in is for programs with " +
-                              served.oldest + " to " + served.newest);
+    findings.good("ggml", concat(ggml_version(), "; the plug-in is for programs with ",
+                                 served.oldest, " to ", served.newest));
 }
 
 void look_at_environment(Findings& findings) {

@@ -1,11 +1,8 @@
 #include "doctor/checks.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -4,6 +4,7 @@
 
 #include "common/machine.h"
 #include "common/terminal.h"
+#include "lowkv/error.h"
 #include "lowkv_ggml.h"
 
 namespace lowkv::cli {
@@ -25,7 +26,7 @@ std::string group(const std::string& title, const Bar& ours, const Bar& stock, F
     for (const Bar* bar : {&ours, &stock}) {
         const double value = figure(*bar);
         const auto filled = static_cast<std::size_t>(most > 0 ? width * value / most + 0.5 : 0);
-        out += "  " + bar->name + std::string(name_width - bar->name.size() + 2, ' ');
+        out += concat("  ", bar->name, std::string(name_width - bar->name.size() + 2, ' '));
         for (std::size_t i = 0; i < std::max<std::size_t>(filled, 1); ++i) out += "\u2588";
         out += " " + text(value) + "\n";
     }
@@ -48,13 +49,13 @@ std::string figures(const Outcome& outcome, const Context& context) {
     };
     const double held = stats.held_bytes();
     const double f16 = f16_bytes(ggml::layer_reports(), context.size());
-    return "\n[" + std::string(outcome.end) + "]\n" +
-           line("prompt   ", outcome.prompt, outcome.prompt_rate()) +
-           line("answer   ", outcome.answer, outcome.answer_rate()) + "cache    " + bytes(held) +
-           " for " + count(context.size()) + " tokens: " + bytes(stats.packed_bytes) +
-           " packed + " + bytes(stats.exact_bytes) + " exact; f16 would hold " + bytes(f16) +
-           (held > 0 ? " (" + fixed(f16 / held, 1) + "x)" : "") + ", scheme " + stats.scheme +
-           "\nprocess  " + bytes(memory.resident) + " now, " + bytes(memory.peak) + " at most\n";
+    return concat(
+        "\n[", outcome.end, "]\n", line("prompt   ", outcome.prompt, outcome.prompt_rate()),
+        line("answer   ", outcome.answer, outcome.answer_rate()), "cache    ", bytes(held), " for ",
+        count(context.size()), " tokens: ", bytes(stats.packed_bytes), " packed + ",
+        bytes(stats.exact_bytes), " exact; f16 would hold ", bytes(f16),
+        held > 0 ? " (" + fixed(f16 / held, 1) + "x)" : "", ", scheme ", stats.scheme,
+        "\nprocess  ", bytes(memory.resident), " now, ", bytes(memory.peak), " at most\n");
 }
 
 std::string bars(const Bar& ours, const Bar& stock) {

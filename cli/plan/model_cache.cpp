@@ -5,7 +5,6 @@
 #include "cache_size.h"
 #include "common/terminal.h"
 #include "lowkv/codec.h"
-#include "lowkv/error.h"
 #include "settings.h"
 
 namespace lowkv::cli {

@@ -1,7 +1,6 @@
 // lowkv plan: what each scheme needs for a model, a context and a batch, before anything is loaded.
 
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -89,8 +88,9 @@ ModelShape read_shape(const Options& options) {
     if (!options.weights.empty()) {
         shape.weights = read_size("--weights", options.weights);
     } else if (shape.files > 1) {
-        throw UsageError(options.model + " is one of " + std::to_string(shape.files) +
-                         " files of the model, with a part of its weights: add --weights SIZE");
+        throw UsageError(
+            concat(options.model, " is one of ", shape.files,
+                   " files of the model, with a part of its weights: add --weights SIZE"));
     }
     return shape;
 }

@@ -69,8 +69,7 @@ std::string notes(const Planned& planned) {
         "GiB and MiB are binary (80 GB are 74.5 GiB). KV cache: as held at that length, window and "
         "sinks not packed,\nin whole blocks; f16 and \"N bits\" have none of these. Longest "
         "context: of a sequence, with room for\nthe one block more that is held just before a "
-        "block is packed. "
-        "Activations come on top.\n";
+        "block is packed. Activations come on top.\n";
     if (planned.bandwidth > 0) {
         text +=
             "A step decodes one token per sequence: it reads the weights once and the cache at "

@@ -55,7 +55,7 @@ void check_settings(const RunOptions& options) {
     try {
         if (!options.cache_on.empty()) check_device_name(options.cache_on);
     } catch (const Error& error) {
-        throw UsageError(std::string("--cache-on: ") + error.what());
+        throw UsageError(concat("--cache-on: ", error.what()));
     }
     if (parse_scheme(options.scheme).needs_calibration()) return;  // see check_model()
     try {

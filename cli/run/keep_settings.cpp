@@ -12,6 +12,7 @@
 
 #include "common/machine.h"
 #include "common/terminal.h"
+#include "lowkv/error.h"
 #include "lowkv/serial.h"
 #include "platform/system.h"
 #include "run/keep.h"
@@ -65,8 +66,7 @@ std::string fingerprint(const std::string& path) {
                                                (i + 1 == pieces ? last % (pieces - 1) : 0)));
         file.read(&bytes[piece * i], static_cast<std::streamsize>(std::min(piece, size)));
     }
-    return std::to_string(size) + " bytes, " +
-           hexadecimal(image_checksum(std::as_bytes(std::span(bytes))));
+    return concat(size, " bytes, ", hexadecimal(image_checksum(std::as_bytes(std::span(bytes)))));
 }
 
 bool is_option(const std::string& word) {
@@ -86,12 +86,12 @@ std::vector<std::string> kept_settings(const Program& program, const std::string
     const std::string model = model_of(program);
     if (model.empty()) throw UsageError("--keep needs the model's file: name it with -m");
     std::vector<std::string> settings = {"model: " + fingerprint(model), "scheme: " + scheme,
-                                         "format: " + std::to_string(image_version)};
+                                         concat("format: ", image_version)};
     for (const std::string& path : calibrations)
         settings.push_back("calibration: " + fingerprint(path));
     for (const std::string_view name : shaping())
         if (const std::string value = environment(std::string(name).c_str()); !value.empty())
-            settings.push_back(std::string(name) + "=" + value);
+            settings.push_back(concat(name, "=", value));
     std::vector<std::string> options;
     bool open = false;  // the last option is of those that count
     for (std::size_t i = program.options; i < program.command.size(); ++i) {

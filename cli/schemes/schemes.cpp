@@ -7,12 +7,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "common/app.h"
 #include "common/options.h"
 #include "common/terminal.h"
 #include "lowkv/codec.h"
+#include "lowkv/error.h"
 #include "lowkv/grammar.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
@@ -51,7 +51,7 @@ std::string entry(std::string label, std::string_view text, std::size_t width) {
 
 // One line of an explanation, and those that it runs on to.
 void line(std::string_view label, std::string_view text) {
-    show(entry("  " + std::string(label), text, 11));
+    show(entry(concat("  ", label), text, 11));
 }
 
 void explain_speed(const LayerScheme& scheme) {
@@ -59,9 +59,9 @@ void explain_speed(const LayerScheme& scheme) {
     for (const Part part : {Part::keys, Part::values}) {
         const PartKernels& kernels = plan.part(part).kernels();
         if (kernels.name.empty() || kernels.multiply != nullptr) continue;
-        line("speed", std::string(part == Part::keys ? "keys" : "values") +
-                          " are not of a preset: attention decodes 32 tokens at a time to f32, "
-                          "which is slower than the presets' way");
+        line("speed", concat(part == Part::keys ? "keys" : "values",
+                             " are not of a preset: attention decodes 32 tokens at a time to f32, "
+                             "which is slower than the presets' way"));
     }
 }
 
@@ -80,14 +80,14 @@ void explain_retention(const Retention& retention, std::uint32_t block) {
     std::string_view label = "stays";
     for (const SchemeWord& word : words_of(retention))
         line(std::exchange(label, ""), word.word + ": " + word.meaning);
-    line(label, "what leaves the window is packed in blocks of " + std::to_string(block));
+    line(label, concat("what leaves the window is packed in blocks of ", block));
 }
 
 void explain_quality(const std::string& name, bool filtered) {
     if (name == reference_scheme) return line("quality", "what the others are measured against");
     if (const Quality* quality = find_quality(name)) {
-        line("quality", "mean KLD " + std::string(quality->mean_kld) + ", perplexity " +
-                            std::string(quality->perplexity) + " against the exact cache");
+        line("quality", concat("mean KLD ", quality->mean_kld, ", perplexity ", quality->perplexity,
+                               " against the exact cache"));
         line("", quality_protocol);
         line("", quality_floor);
         return line("", "from docs/quality.md, measured by `make quality`");
@@ -144,12 +144,12 @@ std::string figures(bool all) {
                    std::string(quality ? quality->perplexity : "-")});
     }
     return table.text() + "\n" +
-           wrapped("",
-                   "Mean KLD and perplexity change, against the exact cache: " +
-                       std::string(quality_protocol) +
-                       " (docs/quality.md, `make quality`). \"-\" was not measured; " +
-                       std::string(quality_floor) + ".",
-                   0);
+           wrapped(
+               "",
+               concat("Mean KLD and perplexity change, against the exact cache: ", quality_protocol,
+                      " (docs/quality.md, `make quality`). \"-\" was not measured; ", quality_floor,
+                      "."),
+               0);
 }
 
 std::string uses(bool all) {
@@ -158,8 +158,7 @@ std::string uses(bool all) {
     for (const Preset& preset : shown_presets(all)) longest = std::max(longest, preset.name.size());
     for (const Preset& preset : shown_presets(all)) {
         const std::string_view mark = preset.name == default_scheme ? "(the default) " : "";
-        text += entry("  " + std::string(preset.name),
-                      std::string(mark) + std::string(preset.summary), longest + 4);
+        text += entry(concat("  ", preset.name), concat(mark, preset.summary), longest + 4);
     }
     return text + "The default serves where neither --scheme nor LOWKV_SCHEME names another.\n";
 }
@@ -175,7 +174,7 @@ std::string grammar() {
         "\nA CODEC is exact, or these words in this order with \"-\" between them, of each kind "
         "one:\n";
     for (const CodecPlace& place : codec_places()) {
-        text += "\n  " + std::string(place.name) + (place.optional ? ", if any\n" : "\n");
+        text += concat("\n  ", place.name, place.optional ? ", if any\n" : "\n");
         for (const SchemeWord& word : place.words)
             text += entry("    " + word.word, word.meaning, column);
     }

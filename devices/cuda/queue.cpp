@@ -111,9 +111,8 @@ Queue::Queue(int device, const std::string& name)
     if (status == cudaSuccess) status = uploads_.open();
     stream_ = own_stream_;
     if (status != cudaSuccess)
-        throw Error(
-            ErrorCode::device_failed,
-            title() + " can't be used: " + cudaGetErrorString(static_cast<cudaError_t>(status)));
+        throw Error(ErrorCode::device_failed, title(),
+                    " can't be used: ", cudaGetErrorString(static_cast<cudaError_t>(status)));
     using devices::Kind;
     set_device(integrated != 0 ? Kind::integrated : Kind::discrete, all, all);
     set_tensor(tensor);
@@ -164,13 +163,12 @@ void Queue::use_stream(void* stream) {
     const Turn turn(device_);
     const cudaError_t status = turn.works() ? cudaStreamIsCapturing(own, &capture) : turn.status();
     if (status != cudaSuccess)
-        throw Error(ErrorCode::device_failed,
-                    title() + " can't work in that stream: " + cudaGetErrorString(status));
+        throw Error(ErrorCode::device_failed, title(),
+                    " can't work in that stream: ", cudaGetErrorString(status));
     if (capture != cudaStreamCaptureStatusNone)
-        throw Error(ErrorCode::unsupported,
-                    title() +
-                        " can't have its work captured in a graph: what is launched "
-                        "follows from what the cache holds");
+        throw Error(ErrorCode::unsupported, title(),
+                    " can't have its work captured in a graph: what is launched "
+                    "follows from what the cache holds");
     callers = {number_, own};
 }
 

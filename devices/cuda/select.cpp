@@ -10,8 +10,9 @@
 namespace lowkv {
 namespace {
 
-[[noreturn]] void fail(const std::string& message) {
-    throw Error(ErrorCode::device_failed, message);
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... message) {
+    throw Error(ErrorCode::device_failed, message...);
 }
 
 std::size_t number_of(std::string_view name) {
@@ -23,7 +24,7 @@ std::size_t number_of(std::string_view name) {
         const auto read = std::from_chars(name.data() + prefix.size(), end, number);
         if (read.ec == std::errc() && read.ptr == end) return number;
     }
-    fail("device '" + std::string(name) + "': a CUDA device is 'cuda' or 'cuda:NUMBER'");
+    fail("device '", name, "': a CUDA device is 'cuda' or 'cuda:NUMBER'");
 }
 
 }  // namespace
@@ -44,14 +45,12 @@ std::shared_ptr<Device> cuda_device(std::string_view name) {
     const std::size_t number = number_of(name);
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status != cudaSuccess)
-        fail(std::string("there is no CUDA device: ") + cudaGetErrorString(status));
+    if (status != cudaSuccess) fail("there is no CUDA device: ", cudaGetErrorString(status));
     if (number >= static_cast<std::size_t>(count))
-        fail("there is no CUDA device " + std::to_string(number) + ": there are " +
-             std::to_string(count) + ", counted from 0");
-    const std::string title = std::to_string(number) + ", " + cuda_devices().at(number).device;
+        fail("there is no CUDA device ", number, ": there are ", count, ", counted from 0");
+    const std::string title = concat(number, ", ", cuda_devices().at(number).device);
     return devices::make_device(std::make_unique<cuda::Queue>(static_cast<int>(number), title),
-                                "cuda:" + std::to_string(number));
+                                concat("cuda:", number));
 }
 
 }  // namespace lowkv

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <string>
 
 #include "lowkv/error.h"
 #include "platform/memory.h"
@@ -82,11 +81,9 @@ Memory::Segment& Memory::add(std::size_t bytes) {
         slot->ranges.emplace(0, Range{size, true});
         return *slot;
     }
-    throw Error(ErrorCode::device_failed,
-                queue_.title() + " has too little memory: of its " + std::to_string(all) +
-                    " bytes (at most " + std::to_string(queue_.largest_buffer()) +
-                    " at once) the cache has taken " + std::to_string(held) +
-                    " and needs more; keep fewer or shorter sequences, or give the store a budget");
+    throw Error(ErrorCode::device_failed, queue_.title(), " has too little memory: of its ", all,
+                " bytes (at most ", queue_.largest_buffer(), " at once) the cache has taken ", held,
+                " and needs more; keep fewer or shorter sequences, or give the store a budget");
 }
 
 void Memory::deallocate(const std::byte* memory) noexcept {

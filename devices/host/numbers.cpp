@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <span>
 
 #include "lowkv/error.h"
 
@@ -20,8 +19,8 @@ bool reached(const Queue& queue, const SequenceAttention& sequence, const Attent
         if (there == Whose::others || (other != nullptr && queue.whose(other) != there))
             throw Error(ErrorCode::invalid_argument,
                         "attend: queries, results, masks and numbers of the heads must all be in "
-                        "the host's memory, or all in that of the " +
-                            queue.title());
+                        "the host's memory, or all in that of the ",
+                        queue.title());
     }
     return there == Whose::own;
 }

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstring>
 #include <span>
-#include <string>
 
 #include "lowkv/codebook.h"
 #include "lowkv/error.h"
@@ -73,17 +72,16 @@ bool Description::same(const Description& other) const noexcept {
 
 void check_served(const Plan& plan, std::string_view device) {
     if (plan.shape().latent())
-        throw Error(ErrorCode::unsupported,
-                    std::string(device) + " has no kernels for multi-head latent attention");
+        throw Error(ErrorCode::unsupported, device,
+                    " has no kernels for multi-head latent attention");
     for (const Part part : {Part::keys, Part::values}) {
         if (plan.part(part).on_devices()) continue;
         const Codec& codec = part == Part::keys ? plan.scheme().key : plan.scheme().value;
-        throw Error(ErrorCode::unsupported,
-                    std::string(device) + " has no kernels for " +
-                        (part == Part::keys ? "keys" : "values") + " of the quantizer '" +
-                        std::string(quantizer_of(codec).name()) +
-                        "'; it serves 'exact', 'grouped', 'sorted': choose a scheme of those, such "
-                        "as 'kivi2', or keep the store on the CPU");
+        throw Error(ErrorCode::unsupported, device, " has no kernels for ",
+                    part == Part::keys ? "keys" : "values", " of the quantizer '",
+                    quantizer_of(codec).name(),
+                    "'; it serves 'exact', 'grouped', 'sorted': choose a scheme of those, "
+                    "such as 'kivi2', or keep the store on the CPU");
     }
 }
 

@@ -12,15 +12,15 @@ Queue::Queue(std::string interface, const std::string& name)
     : interface_(std::move(interface)), title_(interface_ + " device '" + name + "'") {}
 
 void Queue::use_stream(void*) {
-    throw Error(ErrorCode::unsupported, title_ + " takes no stream of a caller's");
+    throw Error(ErrorCode::unsupported, title_, " takes no stream of a caller's");
 }
 
 Buffer Queue::buffer(std::size_t bytes) {
     check();
     Buffer made = try_buffer(bytes);
     if (made.get() == nullptr) {
-        throw Error(ErrorCode::device_failed, title_ + " has no " + std::to_string(bytes) +
-                                                  " bytes of memory left to work with");
+        throw Error(ErrorCode::device_failed, title_, " has no ", bytes,
+                    " bytes of memory left to work with");
     }
     return made;
 }
@@ -40,13 +40,10 @@ void Queue::fail(const char* doing, int status) noexcept {
 void Queue::check() const {
     if (!failed()) return;
     const std::string error = status_ == 0 ? "" : " (" + told(status_) + ")";
-    throw Error(ErrorCode::device_failed, title_ + " was lost or failed in " + doing_ + error +
-                                              ": what its memory holds is not to be relied on; " +
-                                              remedy(status_));
+    throw Error(ErrorCode::device_failed, title_, " was lost or failed in ", doing_, error,
+                ": what its memory holds is not to be relied on; ", remedy(status_));
 }
 
-std::string Queue::told(int status) const {
-    return interface_ + "'s error " + std::to_string(status);
-}
+std::string Queue::told(int status) const { return concat(interface_, "'s error ", status); }
 
 }  // namespace lowkv::devices

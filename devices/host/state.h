@@ -7,7 +7,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <utility>
 #include <vector>
 

@@ -67,13 +67,8 @@ FN float half_of(GLOBAL const uint8_t* section, uint32_t at, uint32_t i) {
     return lowkv_f16_to_f32(((GLOBAL const uint16_t*)(section + at))[i]);
 }
 
-// What a code of a lane is multiplied by, and so on.
-typedef struct {
-    float scale, zero;
-} lane_t;
-
 FN void make_numbers(GLOBAL const lowkv_part* part, GLOBAL const uint8_t* section, uint32_t unit,
-                     uint32_t lane, lane_t grid, LOCAL const float* levels,
+                     uint32_t lane, grid_t grid, LOCAL const float* levels,
                      LOCAL const float* scales, LOCAL const float* zeros, float* x) {
     uint32_t codes[16];
     float level[16];
@@ -97,27 +92,23 @@ FN void share_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, ui
     for (uint32_t i = ITEM; i < t.cells / 32 * steps; i += TILE_ITEMS) {
         const uint32_t at = cell + i / steps * 32, step = first + i % steps;
         uint32_t channel = step, address = LOWKV_NOWHERE;
-        float scale = 1.0f, zero = 0.0f;
+        grid_t grid = {1.0f, 0.0f};
         if (t.packed && !part->exact && at < t.last_cell) address = BLOCK_AT(t.a, at, 0);
         if (address != LOWKV_NOWHERE) {
             GLOBAL const uint8_t* section = AT(address) + t.a.kv_head * part->head_bytes;
             if (part->sorted_at != 0) {
                 const sorted_t s = open_sorted_section(t.a.plan, part, section);
                 channel = channel_at(s, step);
-                scale = factor_of(s, channel);
-                zero = mean_of(s, channel);
+                grid.scale = factor_of(s, channel);
+                grid.zero = mean_of(s, channel);
             } else {
-                if (part->by_channel) {
-                    const grid_t grid =
-                        load_grid(part, section, at % part->tokens / part->group, step);
-                    scale = grid.scale;
-                    zero = grid.zero;
-                }
-                if (part->has_mean) zero += half_of(section, part->mean_at, step);
+                if (part->by_channel)
+                    grid = load_grid(part, section, at % part->tokens / part->group, step);
+                if (part->has_mean) grid.zero += half_of(section, part->mean_at, step);
             }
         }
-        t.scales[i] = scale;
-        t.zeros[i] = zero;
+        t.scales[i] = grid.scale;
+        t.zeros[i] = grid.zero;
         if (i < steps) t.order[i] = channel;  // sorted blocks are no smaller than a tile
     }
 }
@@ -167,13 +158,9 @@ FN void expand_keys(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t first, u
             if (part->sorted_at != 0) {
                 expand_sorted(t, section, (first + step) / 16, token, shared, steps, x);
             } else {
-                lane_t own = {1.0f, 0.0f};
-                if (!part->by_channel) {
-                    const grid_t grid =
-                        load_grid(part, section, (first + step) / part->group, token);
-                    own.scale = grid.scale;
-                    own.zero = grid.zero;
-                }
+                grid_t own = {1.0f, 0.0f};
+                if (!part->by_channel)
+                    own = load_grid(part, section, (first + step) / part->group, token);
                 make_numbers(part, section, lowkv_unit(part->head_dim, token, first + step),
                              token % 16, own, t.levels, t.scales + shared, t.zeros + shared, x);
             }
@@ -225,12 +212,8 @@ FN void expand_values(MEMORY_OF_CALLER, tile_t t, uint32_t cell, uint32_t cells,
             const uint32_t group =
                 part->by_channel ? 0 : channel / part->group - first / part->group;
             const uint32_t shared = group * cells + step;
-            lane_t own = {1.0f, 0.0f};
-            if (part->by_channel) {
-                const grid_t grid = load_grid(part, section, token / part->group, channel);
-                own.scale = grid.scale;
-                own.zero = grid.zero;
-            }
+            grid_t own = {1.0f, 0.0f};
+            if (part->by_channel) own = load_grid(part, section, token / part->group, channel);
             if (part->has_mean) own.zero += half_of(section, part->mean_at, channel);
             make_numbers(part, section, lowkv_unit(part->tokens, channel, token), channel % 16, own,
                          t.levels + LEVELS_OF_KEYS, t.scales + shared, t.zeros + shared, x);

@@ -1,5 +1,5 @@
 // Codecs that change a token's channels first: y = x R - mean, then codes of y. The arithmetic and
-// its order are those of src/quantizers/grouped/by_token.cpp A head's y are kept while it is
+// its order are those of src/quantizers/grouped/by_token.cpp. A head's y are kept while it is
 // encoded.
 
 // Infinities end at +-65504; a NaN is stored as 0.

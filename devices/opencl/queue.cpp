@@ -32,8 +32,8 @@ Queue::Queue(cl_device_id device, const std::string& name) : devices::Queue("Ope
 
 void Queue::require(cl_int status, const char* doing) const {
     if (status == CL_SUCCESS) return;
-    throw Error(ErrorCode::device_failed, title() + " failed in " + doing + " (OpenCL's error " +
-                                              std::to_string(status) + ")");
+    throw Error(ErrorCode::device_failed, title(), " failed in ", doing, " (OpenCL's error ",
+                status, ")");
 }
 
 void Queue::build(cl_device_id device) {
@@ -47,12 +47,11 @@ void Queue::build(cl_device_id device) {
     const char* options = rounds ? PROGRAM_OPTIONS " " ROUNDING_OPTION : PROGRAM_OPTIONS;
     status = clBuildProgram(program_.get(), 1, &device, options, nullptr, nullptr);
     if (status != CL_SUCCESS) {
-        throw Error(
-            ErrorCode::device_failed,
-            title() + " can't compile lowkv's kernels (OpenCL's error " + std::to_string(status) +
-                "); its compiler says:\n" + text_by([&](auto... to) {
-                    clGetProgramBuildInfo(program_.get(), device, CL_PROGRAM_BUILD_LOG, to...);
-                }));
+        throw Error(ErrorCode::device_failed, title(),
+                    " can't compile lowkv's kernels (OpenCL's error ", status,
+                    "); its compiler says:\n", text_by([&](auto... to) {
+                        clGetProgramBuildInfo(program_.get(), device, CL_PROGRAM_BUILD_LOG, to...);
+                    }));
     }
     for (std::size_t i = 0; i < kernels_.size(); ++i) {
         kernels_[i] = Owned<cl_kernel, clReleaseKernel>(

@@ -54,15 +54,16 @@ std::string lower(std::string_view text) {
     return result;
 }
 
-[[noreturn]] void fail(const std::string& message) {
-    throw Error(ErrorCode::device_failed, message);
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... message) {
+    throw Error(ErrorCode::device_failed, message...);
 }
 
 const Found& choose(const std::vector<Found>& found, std::string_view name) {
     constexpr std::string_view prefix = "opencl";
     const bool any = name == prefix;
     if (!any && !name.starts_with("opencl:"))
-        fail("device '" + std::string(name) + "': an OpenCL device is 'opencl' or 'opencl:NAME'");
+        fail("device '", name, "': an OpenCL device is 'opencl' or 'opencl:NAME'");
     if (found.empty())
         fail(
             "there is no OpenCL device: no platform has one. Install a driver (for the CPU, on "
@@ -79,7 +80,7 @@ const Found& choose(const std::vector<Found>& found, std::string_view name) {
             return device;
         all += "\n  opencl:" + device.name();
     }
-    fail("no OpenCL device has '" + words + "' in its name or version; there is:" + all);
+    fail("no OpenCL device has '", words, "' in its name or version; there is:", all);
 }
 
 }  // namespace

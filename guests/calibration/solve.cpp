@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <span>
 
 #include "calibration/attention_output.h"

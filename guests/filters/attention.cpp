@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "attention/query.h"
 #include "codec/small_floats.h"
 #include "lowkv/attention.h"
-#include "lowkv/error.h"
 #include "lowkv/filter.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -19,8 +16,8 @@ void check_filtered(const FilteredSequence& sequence, const AttentionIO& io,
                     const AttentionParams& params) {
     attention::check_arguments(sequence.cells().plan().shape(), io, params.mask, params);
     if (io.n_cells != sequence.size()) {
-        attention::refuse(concat("a filtered sequence is attended to as a whole: n_cells is ",
-                                 io.n_cells, ", legal: its size, ", sequence.size()));
+        attention::refuse("a filtered sequence is attended to as a whole: n_cells is ", io.n_cells,
+                          ", legal: its size, ", sequence.size());
     }
     if (params.mask.head_stride != 0) {
         attention::refuse(

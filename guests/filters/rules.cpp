@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -30,12 +28,11 @@ class HeavyRule final : public FilterRule {
         std::vector<double> rank(fates.size());
         for (std::size_t i = 0; i < rank.size(); ++i) {
             if (tokens.queries[i] == 0) {
-                throw Error(
-                    ErrorCode::invalid_argument,
-                    concat("the heavy rule ranks tokens by their attention mass, and none was "
-                           "reported for position ",
-                           tokens.positions[i],
-                           "; call add_attention_mass() between attend() and pack()"));
+                throw Error(ErrorCode::invalid_argument,
+                            "the heavy rule ranks tokens by their attention mass, and none was "
+                            "reported for position ",
+                            tokens.positions[i],
+                            "; call add_attention_mass() between attend() and pack()");
             }
             const double mean = double{tokens.mass[i]} / tokens.queries[i];
             rank[i] = mean > 0 ? mean : 0;  // NaN would have no place in an order

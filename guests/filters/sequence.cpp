@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "lowkv/error.h"
 #include "lowkv/filter.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -38,8 +36,8 @@ std::uint32_t FilteredSequence::position(std::uint32_t cell) const noexcept {
 
 void FilteredSequence::append(const float* keys, const float* values, std::uint32_t tokens) {
     if (tokens > Blocks::max_cells - size_)
-        throw Error(ErrorCode::invalid_argument,
-                    concat("a sequence has at most ", Blocks::max_cells, " tokens"));
+        throw Error(ErrorCode::invalid_argument, "a sequence has at most ", Blocks::max_cells,
+                    " tokens");
     const std::size_t before = mass_.size();
     mass_.resize(before + tokens);
     try {
@@ -58,10 +56,9 @@ void FilteredSequence::append(const float* keys, const float* values, std::uint3
 
 void FilteredSequence::add_mass(std::span<const float> mass, std::uint32_t query_tokens) {
     if (mass.size() != undecided() || query_tokens > size_) {
-        throw Error(ErrorCode::invalid_argument,
-                    concat("add_mass: ", mass.size(), " masses from ", query_tokens,
-                           " query tokens; legal: one for each of the ", undecided(),
-                           " undecided tokens, from at most ", size_, " query tokens"));
+        throw Error(ErrorCode::invalid_argument, "add_mass: ", mass.size(), " masses from ",
+                    query_tokens, " query tokens; legal: one for each of the ", undecided(),
+                    " undecided tokens, from at most ", size_, " query tokens");
     }
     for (std::uint32_t i = 0; i < mass.size(); ++i) {
         mass_[i] += mass[i];
@@ -74,9 +71,9 @@ void FilteredSequence::truncate(std::uint32_t size) {
     const std::uint32_t first = first_undecided();
     if (size < first) {
         throw Error(ErrorCode::invalid_argument,
-                    concat("truncate: the fates of the tokens before position ", first,
-                           " are decided, so the sequence can't go back to ", size,
-                           "; fork it before pack(), or use a larger window"));
+                    "truncate: the fates of the tokens before position ", first,
+                    " are decided, so the sequence can't go back to ", size,
+                    "; fork it before pack(), or use a larger window");
     }
     mass_.resize(size - first);
     queries_.resize(size - first);

@@ -10,7 +10,6 @@
 #include "codec/small_floats.h"
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
-#include "messages.h"
 #include "row/row_tables.h"
 
 namespace lowkv {
@@ -28,24 +27,25 @@ class Check {
         size("clip", part.clip.size(), codec_.clip == Clip::calibrated ? used : 0, "groups");
         for (std::size_t g = 0; g < part.clip.size(); ++g) {
             if (part.clip[g] > 0 && part.clip[g] <= 1) continue;  // false for NaN
-            fail(concat("clip[", g, "] is ", part.clip[g], "; legal: above 0, at most 1"));
+            fail("clip[", g, "] is ", part.clip[g], "; legal: above 0, at most 1");
         }
         ranges(part);
         levels(part);
     }
 
   private:
-    [[noreturn]] void fail(const std::string& why) const {
-        throw Error(ErrorCode::invalid_calibration, what_ + ": " + why);
+    template <class... Parts>
+    [[noreturn]] void fail(const Parts&... why) const {
+        throw Error(ErrorCode::invalid_calibration, what_, ": ", why...);
     }
 
     void size(const char* name, std::size_t found, std::size_t needed, const char* of) const {
         if (found == needed) return;
         const std::string codec = to_string(codec_);
-        if (needed == 0) fail(concat(name, " is given, but ", codec, " has no use for it"));
+        if (needed == 0) fail(name, " is given, but ", codec, " has no use for it");
         const std::string has =
             found == 0 ? " is missing; " : concat(" has ", found, " elements; ");
-        fail(concat(name, has, codec, " needs ", needed, " (", of, ")"));
+        fail(name, has, codec, " needs ", needed, " (", of, ")");
     }
 
     void groups(const std::vector<std::uint16_t>& group) const {
@@ -54,15 +54,15 @@ class Check {
         std::size_t last = 0;
         for (std::size_t c = 0; c < group.size(); ++c) {
             if (group[c] >= codec::max_row_groups)
-                fail(concat("channel ", c, " is in group ", group[c], "; legal: 0 to ",
-                            codec::max_row_groups - 1));
+                fail("channel ", c, " is in group ", group[c], "; legal: 0 to ",
+                     codec::max_row_groups - 1);
             used[group[c]] = true;
             last = std::max<std::size_t>(last, group[c]);
         }
         for (std::size_t g = 0; !group.empty() && g <= last; ++g) {
             if (!used[g])
-                fail(concat("group ", g, " has no channel, though group ", last,
-                            " has; groups are numbered without gaps"));
+                fail("group ", g, " has no channel, though group ", last,
+                     " has; groups are numbered without gaps");
         }
     }
 
@@ -73,8 +73,8 @@ class Check {
         for (std::size_t c = 0; c < needed; ++c) {
             const float low = part.low[c], high = part.high[c];
             if (low <= high && low >= -codec::f16_max && high <= codec::f16_max) continue;
-            fail(concat("the range of channel ", c, " is ", low, " to ", high,
-                        "; legal: low <= high, both within +-65504"));
+            fail("the range of channel ", c, " is ", low, " to ", high,
+                 "; legal: low <= high, both within +-65504");
         }
     }
 
@@ -93,11 +93,11 @@ class Check {
     void ascending(const char* name, std::span<const float> values) const {
         for (std::size_t i = 0; i < values.size(); ++i) {
             if (!(std::abs(values[i]) <= codec::largest_level))
-                fail(concat(name, "[", i, "] is ", values[i], "; legal: within +-",
-                            codec::largest_level, ", for groups scaled to +-1"));
+                fail(name, "[", i, "] is ", values[i], "; legal: within +-", codec::largest_level,
+                     ", for groups scaled to +-1");
             if (i > 0 && !(values[i - 1] + least_step < values[i]))
-                fail(concat(name, "[", i, "] is ", values[i], ", not above the one before, ",
-                            values[i - 1], "; they must ascend"));
+                fail(name, "[", i, "] is ", values[i], ", not above the one before, ",
+                     values[i - 1], "; they must ascend");
         }
     }
 

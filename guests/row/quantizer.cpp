@@ -31,7 +31,7 @@ const PartKernels& kernels_of(const kernels::Table& table, Width width) {
     const std::string name = concat("row-", row_of(width).word);
     for (const PartKernels& kernels : all)
         if (kernels.name == name) return kernels;
-    throw Error(ErrorCode::unsupported, concat(table.name, " has no kernels named ", name));
+    throw Error(ErrorCode::unsupported, table.name, " has no kernels named ", name);
 }
 
 class RowQuantizer final : public Quantizer {

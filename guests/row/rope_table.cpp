@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
-#include <string>
 
 #include "lowkv/error.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv::codec {
@@ -47,9 +45,8 @@ RopeTable::RopeTable(const Rope& rope)
 
 std::shared_ptr<const RopeTable> RopeTable::of(const Rope& rope, std::uint32_t head_dim) {
     if (2 * rope.frequencies.size() > std::min(head_dim, 2 * max_pairs)) {
-        throw Error(ErrorCode::invalid_argument,
-                    concat("a rope of ", rope.frequencies.size(),
-                           " pairs does not fit into head_dim ", head_dim));
+        throw Error(ErrorCode::invalid_argument, "a rope of ", rope.frequencies.size(),
+                    " pairs does not fit into head_dim ", head_dim);
     }
     const auto usable = [](float x) { return std::isfinite(x); };
     bool legal = usable(rope.magnitude) && rope.magnitude > 0;

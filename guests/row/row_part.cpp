@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include "codec/small_floats.h"
 #include "codec/uniform.h"
 #include "codec/units.h"
 #include "lowkv/error.h"
-#include "messages.h"
 #include "quantizers/metadata.h"
 #include "quantizers/packing.h"
 #include "row/outliers.h"
@@ -242,11 +240,10 @@ RowPart::RowPart(const Codec& its_codec, const PartShape& its_shape, const PartI
                  const PartKernels& its_kernels)
     : CodesPart(its_codec, its_shape) {
     if (head_dim > most_channels_by_row) {
-        throw Error(ErrorCode::unsupported,
-                    concat("head_dim ", head_dim,
-                           " is not supported by codecs whose groups span the heads (row, static, "
-                           "reorder); legal: up to ",
-                           most_channels_by_row));
+        throw Error(ErrorCode::unsupported, "head_dim ", head_dim,
+                    " is not supported by codecs whose groups span the heads (row, static, "
+                    "reorder); legal: up to ",
+                    most_channels_by_row);
     }
     const auto tables = make_row_tables(codec, shape().layer, inputs.calibration, inputs.rope,
                                         keys != 0 ? "key codec" : "value codec");

@@ -1,11 +1,9 @@
 #include "row/row_tables.h"
 
 #include <algorithm>
-#include <string>
 
 #include "lowkv/calibration.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv::codec {
 namespace {
@@ -13,8 +11,8 @@ namespace {
 void check_limits(const RowTables& tables, const Codec& codec, const Shape& shape) {
     const auto limit = [&](bool holds, std::uint32_t count, const char* of, std::uint32_t most) {
         if (holds) return;
-        throw Error(ErrorCode::unsupported, concat(to_string(codec), ": ", count, of,
-                                                   " are not supported; at most ", most));
+        throw Error(ErrorCode::unsupported, to_string(codec), ": ", count, of,
+                    " are not supported; at most ", most);
     };
     limit(shape.channels() <= max_row_channels, shape.channels(), " channels in a row",
           max_row_channels);
@@ -39,9 +37,8 @@ std::uint32_t group_count(const Codec& codec, const Shape& shape) {
     const std::uint32_t size = row_of(codec.group).size;
     const std::uint32_t groups = std::max((shape.channels() + size / 2) / size, 1u);
     if (groups <= max_row_groups) return groups;
-    throw Error(ErrorCode::unsupported,
-                concat(shape.channels(), " channels make ", groups, " groups of ", size,
-                       "; a layer can have ", max_row_groups, ": use a larger group (up to g128)"));
+    throw Error(ErrorCode::unsupported, shape.channels(), " channels make ", groups, " groups of ",
+                size, "; a layer can have ", max_row_groups, ": use a larger group (up to g128)");
 }
 
 std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shape,
@@ -49,10 +46,8 @@ std::shared_ptr<RowTables> make_row_tables(const Codec& codec, const Shape& shap
                                            const char* what) {
     if (codec.needs_calibration()) {
         if (calibration == nullptr) {
-            throw Error(
-                ErrorCode::invalid_calibration,
-                concat(what, " ", to_string(codec),
-                       " needs a calibration of this model: make one with lowkv calibrate"));
+            throw Error(ErrorCode::invalid_calibration, what, " ", to_string(codec),
+                        " needs a calibration of this model: make one with lowkv calibrate");
         }
         check_calibration(*calibration, codec, shape, what);
     }

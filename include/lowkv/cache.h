@@ -122,6 +122,8 @@ class Blocks {
 
     const Plan& plan() const noexcept { return *ladder_->back(); }
     const Ladder& ladder() const noexcept { return *ladder_; }
+    // By which blocks on that rung, above 0, are packed.
+    const Plan& plan_of(std::uint8_t rung) const noexcept { return *(*ladder_)[rung - 1u]; }
     Store& store() const noexcept { return *store_; }
     Device& device() const noexcept { return store_->device(); }
 

@@ -66,8 +66,7 @@ class Device {
     // begun before: a cudaStream_t that lives as long, null for the default stream. Throws
     // Error(unsupported) where the device has no streams, or the stream is being captured.
     virtual void use_stream(void* /*stream*/) {
-        throw Error(ErrorCode::unsupported,
-                    "device '" + std::string(name()) + "' takes no stream of a caller's");
+        throw Error(ErrorCode::unsupported, "device '", name(), "' takes no stream of a caller's");
     }
 
     // Throws Error(unsupported) for a plan whose blocks it can't have, by name: before there are

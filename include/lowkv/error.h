@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 namespace lowkv {
 
@@ -16,10 +18,27 @@ enum class ErrorCode {
     device_failed,        // a device is missing, lost, out of memory or can't compile its kernels
 };
 
+// Texts and numbers side by side, for messages.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+    std::string text;
+    const auto add = [&text]<class Part>(const Part& part) {
+        static_assert(!std::is_same_v<Part, char>);
+        if constexpr (std::is_arithmetic_v<Part>)
+            text += std::to_string(part);
+        else
+            text += std::string_view(part);
+    };
+    (add(parts), ...);
+    return text;
+}
+
 // The message says what was wrong and what would be right.
 class Error : public std::runtime_error {
   public:
-    Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+    template <class... Parts>
+    Error(ErrorCode code, const Parts&... message)
+        : std::runtime_error(concat(message...)), code_(code) {}
     ErrorCode code() const noexcept { return code_; }
 
   private:

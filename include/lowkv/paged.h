@@ -195,7 +195,6 @@ class PagedLayer {
     static std::uint64_t seal_of(const Plan& plan, std::uint32_t page_tokens, std::uint32_t sinks);
     std::byte* seal(std::uint32_t number) const noexcept;
     void require_seal(std::uint32_t number) const;
-    void break_seal(std::uint32_t number) noexcept;
     bool has_sinks(std::uint32_t number) const noexcept;
     std::vector<std::byte> sinks_of(std::uint32_t number) const;
     std::vector<std::byte> rows_at(std::uint32_t first, std::uint32_t count) const;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "host.h"
+#include "lowkv/error.h"
 #include "rope_params.h"
 
 namespace lowkv::ggml {
@@ -32,8 +33,7 @@ std::string AttentionOp::unsupported_heads() const {
     if (shape().latent()) return {};
     if (root(k) == root(v)) return "its values are part of its keys (multi-head latent attention)";
     if (k->ne[0] != v->ne[0])
-        return "its keys have " + std::to_string(k->ne[0]) + " channels per head and its values " +
-               std::to_string(v->ne[0]);
+        return concat("its keys have ", k->ne[0], " channels per head and its values ", v->ne[0]);
     if (k->ne[2] != v->ne[2]) return "its keys and values differ in heads";
     return {};
 }
@@ -41,19 +41,8 @@ std::string AttentionOp::unsupported_heads() const {
 std::string AttentionOp::unsupported_mask() const {
     const ggml_tensor* source = behind_views(mask);
     if (source == nullptr || operation(*source) == op_name::none) return {};
-    return std::string("its attention mask is computed in the graph by ") + ggml_op_desc(source) +
-           " (sparse attention)";
-}
-
-// A tensor without the flag may be the scheduler's copy of a computed mask.
-bool AttentionOp::mask_is_input() const {
-    const ggml_tensor* source = behind_views(mask);
-    return source == nullptr ||
-           (operation(*source) == op_name::none && (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
-}
-
-bool AttentionOp::mask_is_there() const {
-    return mask == nullptr || operation(*root(mask)) == op_name::none;
+    return concat("its attention mask is computed in the graph by ", ggml_op_desc(source),
+                  " (sparse attention)");
 }
 
 bool AttentionOp::served_layout() const {
@@ -78,10 +67,14 @@ bool AttentionOp::served_layout() const {
 }
 
 MaskRows AttentionOp::mask_rows(std::int64_t stream) const {
+    const ggml_tensor* source = behind_views(mask);
+    // Without the flag it may be the scheduler's copy of a computed mask.
+    const bool input = source == nullptr || (operation(*source) == op_name::none &&
+                                             (source->flags & GGML_TENSOR_FLAG_INPUT) != 0);
     MaskRows rows{.data = nullptr,
                   .stride = 0,
                   .visible = static_cast<std::uint32_t>(k->ne[1]),
-                  .tensor = mask_is_input() ? mask : nullptr};
+                  .tensor = input ? mask : nullptr};
     if (mask == nullptr) return rows;
     rows.data = reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(mask->data) +
                                                        (stream % mask->ne[3]) * mask->nb[3]);

@@ -36,10 +36,6 @@ struct AttentionOp {
     // Why the mask may not be the causal one that cells are ranked by; empty if it is an input of
     // the graph, seen through views and casts, or a tensor that the graph does not compute.
     std::string unsupported_mask() const;
-    // The mask holds the same for all operations of a step that share the tensor: it is an input.
-    bool mask_is_input() const;
-    // It holds its values when the graph begins.
-    bool mask_is_there() const;
     // The stream that the views begin with.
     std::uint32_t first_stream(const LayerCache& layer) const;
 };

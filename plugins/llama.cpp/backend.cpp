@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <new>
 #include <string>
 
 #include "attention_op.h"
@@ -31,15 +30,14 @@ std::int64_t row_number(const ggml_tensor& numbers, std::int64_t i) {
 }
 
 std::string name_of(const ggml_tensor& node, const LayerCache& layer) {
-    return std::string("the operation ") + ggml_op_desc(&node) + " on layer " +
-           std::to_string(layer.index()) + " of the packed cache";
+    return concat("the operation ", ggml_op_desc(&node), " on layer ", layer.index(),
+                  " of the packed cache");
 }
 
 [[noreturn]] void refuse(const ggml_tensor& node, const LayerCache& layer) {
-    throw Error(ErrorCode::unsupported,
-                name_of(node, layer) +
-                    " is not served in this form: packed rows can be stored by SET_ROWS, read by "
-                    "FLASH_ATTN_EXT and shifted by ROPE. Run this program without lowkv");
+    throw Error(ErrorCode::unsupported, name_of(node, layer),
+                " is not served in this form: packed rows can be stored by SET_ROWS, read by "
+                "FLASH_ATTN_EXT and shifted by ROPE. Run this program without lowkv");
 }
 
 }  // namespace
@@ -138,9 +136,8 @@ void Backend::set_rows(const ggml_tensor& node, CacheTensor& target) {
         if (target.part == Part::values)
             for (const std::uint32_t cell : cells_)
                 if (!layer.writable(stream, cell))
-                    throw Error(ErrorCode::unsupported,
-                                name_of(node, layer) + " stores values in cell " +
-                                    std::to_string(cell) + ", where it stored no keys");
+                    throw Error(ErrorCode::unsupported, name_of(node, layer),
+                                " stores values in cell ", cell, ", where it stored no keys");
         if (target.part == Part::keys && layer.stream(stream).written_step == tracker.step()) {
             target.buffer->follow(stream, *executor_);
             const auto mask = mask_ahead(layer, stream, cells_.size());
@@ -171,7 +168,9 @@ std::optional<MaskRows> Backend::mask_ahead(const LayerCache& layer, std::uint32
         const CacheTensor* keys = cache_tensor(op.k);
         if (keys == nullptr || keys->layer != &layer) continue;
         const std::int64_t index = std::int64_t{stream} - op.first_stream(layer);
-        if (!op.mask_is_there() || index < 0 || index >= op.q->ne[3] ||
+        // A mask that the graph computes is not there yet.
+        const bool computed = op.mask != nullptr && operation(*root(op.mask)) != op_name::none;
+        if (computed || index < 0 || index >= op.q->ne[3] ||
             op.q->ne[1] != static_cast<std::int64_t>(tokens))
             return std::nullopt;
         return op.mask_rows(index);

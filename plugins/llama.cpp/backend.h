@@ -1,7 +1,6 @@
 #pragma once
 // One backend per llama_context: runs the graph splits that touch our tensors.
 
-#include <string>
 #include <vector>
 
 #include "attention_op.h"

@@ -70,11 +70,10 @@ void warn_if_elsewhere(const ggml_tensor& op) {
     if (!name) return;
     note_layer_elsewhere(static_cast<std::uint32_t>(name->layer));
     report_once(GGML_LOG_LEVEL_WARN,
-                std::string("NOT active: the KV cache is in ") +
-                    ggml_backend_buffer_name(target->buffer) + " memory" +
-                    (any_cache_made() ? "" : ", none on the device LOWKV") +
-                    ", so it stays f16 (kept there by -nkvo, by -ngl or a draft's -ngld below "
-                    "the number of layers, by -devd, or by -fit for lack of memory)");
+                concat("NOT active: the KV cache is in ", ggml_backend_buffer_name(target->buffer),
+                       " memory", any_cache_made() ? "" : ", none on the device LOWKV",
+                       ", so it stays f16 (kept there by -nkvo, by -ngl or a draft's -ngld below "
+                       "the number of layers, by -devd, or by -fit for lack of memory)"));
 }
 
 // -sm tensor lays a device of ggml's own over all others, and its buffers over theirs.
@@ -110,8 +109,8 @@ void learn_heads(const ggml_tensor& op) {
 }
 
 void learn_other_use(const ggml_tensor& op) {
-    const std::string reason = std::string("its cache is used by ") + ggml_op_desc(&op) +
-                               " in a form that is not served packed";
+    const std::string reason =
+        concat("its cache is used by ", ggml_op_desc(&op), " in a form that is not served packed");
     for_each_cache_tensor(
         op, [&](const ggml_tensor&, const CacheTensor& t) { t.layer->learn_refusal(reason); });
 }

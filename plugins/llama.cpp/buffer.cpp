@@ -29,9 +29,8 @@ void refuse_weight(const ggml_tensor& tensor) {
     for (const std::string_view first :
          {"blk.", "token_embd", "output", "enc.", "dec.", "per_layer"})
         if (name.starts_with(first))
-            throw Error(ErrorCode::unsupported, "the device LOWKV holds caches only, and " +
-                                                    std::string(name) +
-                                                    " is a weight: leave -ot ...=LOWKV out");
+            throw Error(ErrorCode::unsupported, "the device LOWKV holds caches only, and ", name,
+                        " is a weight: leave -ot ...=LOWKV out");
 }
 
 }  // namespace
@@ -147,9 +146,8 @@ void CacheBuffer::refuse_other_layers() {
     const int of_all = last_live_layer();
     for (const LayerOverride& o : setting_->scheme.overrides) {
         if (static_cast<int>(o.last) <= highest) continue;
-        const std::string why =
-            "the scheme " + setting_->text + " speaks of layer " + std::to_string(o.last) +
-            ", but the model's last layer with a cache is " + std::to_string(highest);
+        const std::string why = concat("the scheme ", setting_->text, " speaks of layer ", o.last,
+                                       ", but the model's last layer with a cache is ", highest);
         if (static_cast<int>(o.last) <= of_all) {
             report_once(GGML_LOG_LEVEL_WARN, why + ": it was meant for another model");
             return;
@@ -189,7 +187,7 @@ void CacheBuffer::poison_shifted(const std::int32_t* shifts, const char* why) no
 void CacheBuffer::fail(const char* what, const char* why) noexcept {
     failed_ = true;
     try {
-        failure_ = std::string(what) + ": " + why;
+        failure_ = concat(what, ": ", why);
         report(GGML_LOG_LEVEL_ERROR, failure_);
     } catch (const std::exception&) {
         failure_.clear();  // no memory for a reason
@@ -201,8 +199,8 @@ void CacheBuffer::require_whole() {
     if (!failed_) return;
     failed_ = false;
     throw Error(ErrorCode::invalid_argument,
-                "an operation on the cache that llama.cpp takes for done has failed: " +
-                    std::exchange(failure_, {}));
+                "an operation on the cache that llama.cpp takes for done has failed: ",
+                std::exchange(failure_, {}));
 }
 
 void CacheBuffer::require_sane(std::uint32_t stream, const MaskRows& mask,
@@ -264,7 +262,7 @@ void CacheBuffer::report_active() const {
     }
     char line[512];
     if (stats.layers > 0) {
-        std::string where = "on " + std::string(store_->device().name());
+        std::string where = concat("on ", store_->device().name());
         if (where == "on cpu") where = "implementation " + implementation;
         std::snprintf(
             line, sizeof line,
@@ -275,9 +273,8 @@ void CacheBuffer::report_active() const {
         report(GGML_LOG_LEVEL_INFO, line);
     }
     for (const std::string& reason : reasons)
-        report(GGML_LOG_LEVEL_WARN,
-               "NOT active for " + std::to_string(layers_.size() - stats.layers) + " of " +
-                   std::to_string(layers_.size()) + " layers, which stay f16: " + reason);
+        report(GGML_LOG_LEVEL_WARN, concat("NOT active for ", layers_.size() - stats.layers, " of ",
+                                           layers_.size(), " layers, which stay f16: ", reason));
     // llama.cpp asked before it said how the cache would be used.
     if (plain_bytes <= memory_.bytes()) return;
     std::snprintf(line, sizeof line,
@@ -289,13 +286,11 @@ void CacheBuffer::report_active() const {
 void CacheBuffer::report_end() const {
     CacheStats stats;
     add_stats(stats);
-    const auto text = [](std::uint64_t number) { return std::to_string(number); };
     report(GGML_LOG_LEVEL_INFO,
-           "cache freed: scheme " + stats.scheme + ", cells packed " + text(stats.cells_packed) +
-               ", exact " + text(stats.cells_exact) + ", bytes packed " + text(stats.packed_bytes) +
-               ", exact " + text(stats.exact_bytes) + ", peak " + text(stats.peak_bytes) +
-               ", reopened blocks " + text(stats.reopened_blocks) +
-               ", restored cells packed again " + text(stats.repacked_cells));
+           concat("cache freed: scheme ", stats.scheme, ", cells packed ", stats.cells_packed,
+                  ", exact ", stats.cells_exact, ", bytes packed ", stats.packed_bytes, ", exact ",
+                  stats.exact_bytes, ", peak ", stats.peak_bytes, ", reopened blocks ",
+                  stats.reopened_blocks, ", restored cells packed again ", stats.repacked_cells));
 }
 
 void for_each_live_cache(const std::function<void(const CacheBuffer&)>& f) {

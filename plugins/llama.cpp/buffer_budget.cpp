@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "layer_cache.h"
+#include "lowkv/error.h"
 
 namespace lowkv::ggml {
 namespace {
@@ -37,10 +38,10 @@ void CacheBuffer::share_budget() {
             cells = std::max<std::size_t>(cells, tracker.groups().cells());
     });
     if (setting_->budget < least) {
-        refuse("NOT active: a budget of " + mib(setting_->budget) +
-               " (LOWKV_BUDGET or --budget) is too little: " +
-               std::to_string(cells * trackers_.size()) + " tokens take " + mib(least) + " at " +
-               setting_->text + "; give more, a smaller context (-c), or a scheme of fewer bits");
+        refuse(concat("NOT active: a budget of ", mib(setting_->budget),
+                      " (LOWKV_BUDGET or --budget) is too little: ", cells * trackers_.size(),
+                      " tokens take ", mib(least), " at ", setting_->text,
+                      "; give more, a smaller context (-c), or a scheme of fewer bits"));
         return;
     }
     const double spare = most > least ? static_cast<double>(setting_->budget - least) /

@@ -294,7 +294,7 @@ void CacheBuffer::copy_stream(const CacheTensor& tensor, std::uint32_t from, std
 
 void CacheBuffer::poison(const char* what, const char* why) noexcept {
     try {
-        const std::string before = std::exchange(poison_, std::string(what) + why);
+        const std::string before = std::exchange(poison_, concat(what, why));
         if (poison_ != before) report(GGML_LOG_LEVEL_ERROR, poison_);
     } catch (const std::exception&) {
         poison_.clear();  // no memory for a reason

@@ -2,11 +2,11 @@
 
 #include <cstring>
 #include <exception>
-#include <new>
 
 #include "buffer.h"
 #include "cache_size.h"
 #include "host.h"
+#include "lowkv/error.h"
 #include "report.h"
 #include "unit_codes.h"
 
@@ -177,7 +177,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, std::size_t 
         return ggml_backend_buffer_init(type, buffer_interface, buffer.release(), size);
     } catch (const std::exception& error) {
         report(GGML_LOG_LEVEL_ERROR,
-               "can't allocate a buffer of " + std::to_string(size) + " bytes: " + error.what());
+               concat("can't allocate a buffer of ", size, " bytes: ", error.what()));
         return nullptr;
     }
 }

@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 #include "host.h"
 #include "live_buffers.h"
+#include "lowkv/error.h"
 #include "lowkv_ggml.h"
 #include "settings.h"
 
@@ -40,7 +41,7 @@ GGML_BACKEND_API std::size_t lowkv_stats_json(char* out, std::size_t size) {
     // A scheme's canonical text has no characters that JSON would escape.
     std::string text = "{\"scheme\": \"" + stats.scheme + "\"";
     const auto add = [&](const char* name, std::uint64_t number) {
-        text += std::string(", \"") + name + "\": " + std::to_string(number);
+        text += lowkv::concat(", \"", name, "\": ", number);
     };
     add("caches", stats.buffers);
     add("packed_layers", stats.layers);

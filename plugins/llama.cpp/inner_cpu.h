@@ -1,7 +1,6 @@
 #pragma once
 // The inner CPU backend: runs what we don't serve ourselves, on memory that it can read.
 
-#include <span>
 #include <vector>
 
 #include "ggml-cpp.h"

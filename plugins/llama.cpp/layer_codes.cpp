@@ -1,7 +1,6 @@
 // A layer's packed units in saved states (unit_codes.h): their codes out, and back in.
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <vector>
 

@@ -107,8 +107,7 @@ void LayerCache::read_run(Part part, const StreamState& s, const Place& at, std:
     if (view.packed && decoded_from_ != view.keys) {
         decoded_from_ = nullptr;  // should it throw
         const BlockCopy copy{view.keys, decoded_.data()};
-        device().decode(*table.ladder()[table.rung(block) - 1u], std::span(&copy, 1),
-                        serial_executor());
+        device().decode(table.plan_of(table.rung(block)), std::span(&copy, 1), serial_executor());
         decoded_from_ = view.keys;
         ++decoded_blocks_;
     }

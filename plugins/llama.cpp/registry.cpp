@@ -12,6 +12,7 @@
 #include "devices.h"
 #include "host.h"
 #include "live_buffers.h"
+#include "lowkv/error.h"
 #include "platform/group_limits.h"
 #include "platform/system.h"
 #include "report.h"
@@ -71,7 +72,7 @@ ggml_backend_t device_init(ggml_backend_dev_t, const char*) {
     try {
         kept_device(setting()->device);
     } catch (const std::exception& error) {
-        report_once(GGML_LOG_LEVEL_ERROR, std::string("LOWKV_DEVICE: ") + error.what());
+        report_once(GGML_LOG_LEVEL_ERROR, concat("LOWKV_DEVICE: ", error.what()));
         return nullptr;
     }
     return new_backend();
@@ -110,8 +111,7 @@ void* reg_proc_address(ggml_backend_reg_t, const char* function) {
     if (std::strcmp(function, "ggml_backend_split_buffer_type") == 0)
         report_once(
             GGML_LOG_LEVEL_ERROR,
-            "-sm row splits rows among devices, and LOWKV holds whole layers only: leave it "
-            "out");
+            "-sm row splits rows among devices, and LOWKV holds whole layers only: leave it out");
     return nullptr;
 }
 

@@ -42,10 +42,8 @@ float real(const ggml_tensor& node, Place at) {
 }
 
 [[noreturn]] void unsupported(const ggml_tensor& node, const std::string& what) {
-    throw Error(ErrorCode::unsupported, "the rotary embedding " +
-                                            std::string(ggml_get_name(&node)) + " is " + what +
-                                            "; lowkv knows normal and NeoX pairs: use a scheme "
-                                            "without pre");
+    throw Error(ErrorCode::unsupported, "the rotary embedding ", ggml_get_name(&node), " is ", what,
+                "; lowkv knows normal and NeoX pairs: use a scheme without pre");
 }
 
 Rope::Pairs pairs_of(const ggml_tensor& node) {
@@ -56,7 +54,7 @@ Rope::Pairs pairs_of(const ggml_tensor& node) {
         case GGML_ROPE_TYPE_IMROPE:
             unsupported(node, "interleaved M-RoPE (several positions per token)");
         case GGML_ROPE_TYPE_VISION: unsupported(node, "vision RoPE (positions in two dimensions)");
-        default: unsupported(node, "of ggml's mode " + std::to_string(whole(node, mode)));
+        default: unsupported(node, concat("of ggml's mode ", whole(node, mode)));
     }
 }
 
@@ -65,9 +63,8 @@ std::vector<float> frequency_factors(const ggml_tensor& node, std::size_t pairs)
     const ggml_tensor* source = node.src[2];
     if (source == nullptr) return factors;
     if (source->data == nullptr)
-        throw Error(
-            ErrorCode::invalid_argument,
-            "the frequency factors of " + std::string(ggml_get_name(&node)) + " have no data yet");
+        throw Error(ErrorCode::invalid_argument, "the frequency factors of ", ggml_get_name(&node),
+                    " have no data yet");
     const std::size_t bytes = pairs * sizeof(float);
     if (source->buffer != nullptr)
         ggml_backend_tensor_get(source, factors.data(), 0, bytes);
@@ -87,11 +84,11 @@ double pair_of_turns(const ggml_tensor& node, double turns) {
 
 Rope rope_of(const ggml_tensor& node) {
     if (operation(node) != op_name::rope)
-        throw Error(ErrorCode::invalid_argument, std::string(ggml_get_name(&node)) +
-                                                     " is no ROPE node but " + ggml_op_desc(&node));
+        throw Error(ErrorCode::invalid_argument, ggml_get_name(&node), " is no ROPE node but ",
+                    ggml_op_desc(&node));
     Rope rope{.pairs = pairs_of(node), .frequencies = {}, .magnitude = real(node, attention)};
     if (whole(node, offset) != 0)
-        unsupported(node, "partial from channel " + std::to_string(whole(node, offset)) + " on");
+        unsupported(node, concat("partial from channel ", whole(node, offset), " on"));
 
     const int turned = whole(node, dimensions);
     const auto pairs = static_cast<std::size_t>(turned / 2);

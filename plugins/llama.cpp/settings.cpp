@@ -25,13 +25,17 @@ struct State {
     std::vector<std::shared_ptr<const Calibration>> calibrations;
 };
 
+State& the_state() {
+    // Never destroyed: programs make and free caches while they end.
+    static auto& instance = *new State;
+    return instance;
+}
+
 // Calls f(state) under its mutex.
 template <class F>
 auto locked(F f) {
-    // Never destroyed: programs make and free caches while they end.
-    static auto& state = *new State;
-    const std::lock_guard lock(state.mutex);
-    return f(state);
+    const std::lock_guard lock(the_state().mutex);
+    return f(the_state());
 }
 
 // The newest one that was made for the scheme.
@@ -44,14 +48,12 @@ std::shared_ptr<const Calibration> find_calibration(const Scheme& scheme,
             calibration::require_scheme(**at, scheme, "the calibration");
             return *at;
         } catch (const Error& error) {
-            others += std::string("; ") + error.what();
+            others += concat("; ", error.what());
         }
     }
-    throw Error(ErrorCode::invalid_calibration,
-                to_string(scheme) +
-                    " needs a calibration of the model: make one with lowkv calibrate, and name it "
-                    "in " +
-                    named_in + others);
+    throw Error(ErrorCode::invalid_calibration, to_string(scheme),
+                " needs a calibration of the model: make one with lowkv calibrate, and name it in ",
+                named_in, others);
 }
 
 std::string variable(const char* name, std::string_view usual) {
@@ -64,7 +66,7 @@ std::string read_device() {
     try {
         check_device_name(name);
     } catch (const Error& error) {
-        throw Error(ErrorCode::invalid_argument, std::string("LOWKV_DEVICE: ") + error.what());
+        throw Error(ErrorCode::invalid_argument, "LOWKV_DEVICE: ", error.what());
     }
     return name;
 }
@@ -72,8 +74,8 @@ std::string read_device() {
 bool read_packed_states() {
     const std::string text = variable("LOWKV_STATES", "packed");
     if (text != "packed" && text != "f16")
-        throw Error(ErrorCode::invalid_argument,
-                    "LOWKV_STATES=" + text + " is neither packed nor f16");
+        throw Error(ErrorCode::invalid_argument, "LOWKV_STATES=", text,
+                    " is neither packed nor f16");
     return text == "packed";
 }
 
@@ -82,8 +84,8 @@ std::size_t read_conversations() {
     std::size_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc{} || end != text.data() + text.size() || number == 0)
-        throw Error(ErrorCode::invalid_argument,
-                    "LOWKV_CONVERSATIONS=" + text + " is not a number of conversations: say 4");
+        throw Error(ErrorCode::invalid_argument, "LOWKV_CONVERSATIONS=", text,
+                    " is not a number of conversations: say 4");
     return number;
 }
 
@@ -145,7 +147,7 @@ void choose_from_environment() {
         try {
             add_calibration(path);
         } catch (const std::exception& error) {
-            refuse("LOWKV_CALIBRATION: " + std::string(error.what()));
+            refuse(concat("LOWKV_CALIBRATION: ", error.what()));
             return;
         }
     }

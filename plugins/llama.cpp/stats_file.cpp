@@ -18,6 +18,7 @@
 
 #include "devices.h"
 #include "live_buffers.h"
+#include "lowkv/error.h"
 #include "platform/system.h"
 #include "report.h"
 
@@ -130,8 +131,8 @@ const Metric metrics[] = {
 };
 
 std::string heading(std::string_view name, std::string_view help) {
-    return std::string("# HELP ").append(name).append(" ").append(help) + "\n# TYPE " +
-           std::string(name) + (name.ends_with("_total") ? " counter\n" : " gauge\n");
+    return concat("# HELP ", name, " ", help, "\n# TYPE ", name,
+                  name.ends_with("_total") ? " counter\n" : " gauge\n");
 }
 
 // A scheme's canonical text has no character that a label would have to escape.
@@ -142,21 +143,21 @@ std::string text_of(const std::vector<Cache>& caches) {
         text += heading(name, help);
         for (const Cache& cache : caches)
             for (const auto& [state, number] : figures) {
-                text.append(name).append("{cache=\"" + std::to_string(cache.number) +
-                                         "\",model=\"" + model + "\",scheme=\"" +
-                                         cache.stats.scheme + "\"");
+                text.append(name).append(concat("{cache=\"", cache.number, "\",model=\"", model,
+                                                "\",scheme=\"", cache.stats.scheme, "\""));
                 if (!state.empty()) text.append(",state=\"").append(state).append("\"");
-                text += "} " + std::to_string(cache.stats.*number) + "\n";
+                text += concat("} ", cache.stats.*number, "\n");
             }
     }
-    return text +
-           heading("lowkv_elsewhere_layers",
-                   "Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep "
-                   "there.") +
-           "lowkv_elsewhere_layers " + std::to_string(layers_elsewhere()) + "\n" +
-           heading("lowkv_saturated_numbers_total",
-                   "Numbers of keys and values that were NaN, infinite, or at an f16's end.") +
-           "lowkv_saturated_numbers_total " + std::to_string(saturated_numbers()) + "\n";
+    return concat(
+        text,
+        heading(
+            "lowkv_elsewhere_layers",
+            "Layers whose cache is in other memory, as plain f16: what -ngl or -nkvo keep there."),
+        "lowkv_elsewhere_layers ", layers_elsewhere(), "\n",
+        heading("lowkv_saturated_numbers_total",
+                "Numbers of keys and values that were NaN, infinite, or at an f16's end."),
+        "lowkv_saturated_numbers_total ", saturated_numbers(), "\n");
 }
 
 // One request's overflow: it harms that request alone, which is worth one line.

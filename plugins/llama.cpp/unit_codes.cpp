@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <string>
 
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
@@ -61,9 +60,8 @@ UnitCodes read_codes(std::span<const std::byte> rows) {
     Header header{};
     if (rows.size() >= sizeof header) std::memcpy(&header, rows.data(), sizeof header);
     if (header.magic == magic && header.version != image_version)
-        throw Error(ErrorCode::invalid_image,
-                    "its codes are of version " + std::to_string(header.version) +
-                        "; this lowkv reads version " + std::to_string(image_version));
+        throw Error(ErrorCode::invalid_image, "its codes are of version ", header.version,
+                    "; this lowkv reads version ", image_version);
     const std::span<const std::byte> behind = rows.subspan(std::min(rows.size(), sizeof header));
     if (header.magic != magic || header.bytes > behind.size() ||
         image_checksum(rows.first(sizeof header + header.bytes).subspan(checked_from)) !=

@@ -4,15 +4,15 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
-#include <string>
 
 #include "lowkv/error.h"
-#include "lowkv/serial.h"
 
 namespace lowkv::python {
 
-inline void check(bool legal, const std::string& message) {
-    if (!legal) throw Error(ErrorCode::invalid_argument, message);
+// The message is made of texts and numbers, where it is needed.
+template <class... Parts>
+void check(bool legal, const Parts&... message) {
+    if (!legal) throw Error(ErrorCode::invalid_argument, message...);
 }
 
 template <class Array>
@@ -28,8 +28,7 @@ RowType row_type(const Array& array, const char* name) {
     if (has_type(array, Code::Float, 32)) return RowType::f32;
     if (has_type(array, Code::Float, 16)) return RowType::f16;
     if (has_type(array, Code::Bfloat, 16)) return RowType::bf16;
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name) + " must be float32, float16 or bfloat16");
+    throw Error(ErrorCode::invalid_argument, name, " must be float32, float16 or bfloat16");
 }
 
 }  // namespace lowkv::python

@@ -21,6 +21,7 @@
 #include "arguments.h"
 #include "bind.h"
 #include "lowkv/batch.h"
+#include "lowkv/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,24 +48,23 @@ using NewImage = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 template <class Array>
 void check_place(const Batch& batch, const Array& array, const char* name) {
     if (array.device_type() == nb::device::cpu::value) return;
-    const std::string place = "cuda:" + std::to_string(array.device_id());
+    const std::string place = concat("cuda:", array.device_id());
     const std::string_view device = batch.device().name();
-    check(array.device_type() == nb::device::cuda::value && place == device,
-          std::string(name) + " must be on the CPU or on the batch's device, '" +
-              std::string(device) + "'" +
-              (device.starts_with("cuda") ? "" : "; that takes none but the CPU's"));
+    check(array.device_type() == nb::device::cuda::value && place == device, name,
+          " must be on the CPU or on the batch's device, '", device, "'",
+          device.starts_with("cuda") ? "" : "; that takes none but the CPU's");
 }
 
-std::string shape_text(const Batch& batch, std::size_t sequences, const char* heads,
-                       const char* tokens) {
-    return "[" + std::to_string(sequences) + ", " + heads + ", " + tokens + ", " +
-           std::to_string(batch.plan().shape().head_dim) + "]";
+template <class Heads, class Tokens>
+std::string shape_text(const Batch& batch, std::size_t sequences, const Heads& heads,
+                       const Tokens& tokens) {
+    return concat("[", sequences, ", ", heads, ", ", tokens, ", ", batch.plan().shape().head_dim,
+                  "]");
 }
 
 template <class Array>
 BatchStrides strides_of(const Array& array, const char* name) {
-    check(array.shape(3) <= 1 || array.stride(3) == 1,
-          std::string(name) + ": channels must lie side by side");
+    check(array.shape(3) <= 1 || array.stride(3) == 1, name, ": channels must lie side by side");
     return {.sequence = static_cast<std::size_t>(array.stride(0)),
             .head = static_cast<std::size_t>(array.stride(1)),
             .token = static_cast<std::size_t>(array.stride(2))};
@@ -77,9 +77,7 @@ BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t seque
     const Shape& shape = batch.plan().shape();
     check(rows.shape(0) == sequences && rows.shape(1) == shape.kv_heads &&
               rows.shape(2) == tokens && rows.shape(3) == shape.head_dim,
-          std::string(name) + " must be " +
-              shape_text(batch, sequences, std::to_string(shape.kv_heads).c_str(),
-                         std::to_string(tokens).c_str()));
+          name, " must be ", shape_text(batch, sequences, shape.kv_heads, tokens));
     return strides_of(rows, name);
 }
 
@@ -87,7 +85,7 @@ void append(Batch& batch, const Rows& keys, const Rows& values) {
     const std::size_t tokens = keys.shape(2);
     check_place(batch, keys, "keys");
     check_place(batch, values, "values");
-    check(tokens < Blocks::max_cells, std::to_string(tokens) + " tokens are too many");
+    check(tokens < Blocks::max_cells, tokens, " tokens are too many");
     const BatchRows k{keys.data(), row_type(keys, "keys"),
                       check_rows(batch, keys, batch.size(), tokens, "keys")};
     const BatchRows v{values.data(), row_type(values, "values"),
@@ -103,8 +101,8 @@ void read(const Batch& batch, std::uint32_t first, const RowsOut& keys, const Ro
                          values.device_type() == nb::device::cpu::value;
     const auto out = [&](const RowsOut& rows, const char* name) {
         check_place(batch, rows, name);
-        check(row_type(rows, name) == batch.plan().rows(),
-              std::string(name) + " must have the type of the rows that were appended");
+        check(row_type(rows, name) == batch.plan().rows(), name,
+              " must have the type of the rows that were appended");
         return BatchRowsOut{rows.data(), check_rows(batch, rows, sequences, tokens, name)};
     };
     const BatchRowsOut k = out(keys, "keys"), v = out(values, "values");
@@ -119,9 +117,8 @@ BatchStrides mask_strides(const Floats& mask, const Floats& q, std::size_t cells
     const bool fits = (mask.shape(0) == q.shape(0) || mask.shape(0) == 1) &&
                       (mask.shape(1) == q.shape(1) || mask.shape(1) == 1) &&
                       mask.shape(2) == q.shape(2) && mask.shape(3) == cells;
-    check(fits, "mask must be [1 or " + std::to_string(q.shape(0)) + ", 1 or " +
-                    std::to_string(q.shape(1)) + ", " + std::to_string(q.shape(2)) + ", " +
-                    std::to_string(cells) + "]");
+    check(fits, "mask must be [1 or ", q.shape(0), ", 1 or ", q.shape(1), ", ", q.shape(2), ", ",
+          cells, "]");
     BatchStrides strides = strides_of(mask, "mask");
     if (mask.shape(0) == 1) strides.sequence = 0;
     if (mask.shape(1) == 1) strides.head = 0;
@@ -136,8 +133,8 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
           "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
     for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
-    check(first <= batch.tokens(), "first, " + std::to_string(first) + ", is past the " +
-                                       std::to_string(batch.tokens()) + " tokens there are");
+    check(first <= batch.tokens(), "first, ", first, ", is past the ", batch.tokens(),
+          " tokens there are");
     check(!sink_logits || sink_logits->shape(0) == q.shape(1), "sink_logits must be [heads]");
     check_place(batch, q, "q");
     check_place(batch, out, "out");
@@ -184,7 +181,7 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
     const BatchStrides strides = strides_of(q, "q");
     if (sequence) {
         check(q.shape(0) == 1 && q.shape(3) == head_dim,
-              "q of one sequence must be [1, heads, queries, " + std::to_string(head_dim) + "]");
+              "q of one sequence must be [1, heads, queries, ", head_dim, "]");
         batch.update_query_stats(*sequence,
                                  {q.data(), strides.token, strides.head, queries, heads, tokens});
         return;
@@ -257,8 +254,7 @@ void bind_rows(nb::class_<Batch>& batch) {
              "nobody's window, and no sinks.")
         .def("append", &append, "keys"_a.noconvert(), "values"_a.noconvert(),
              "Adds rows [sequences, kv_heads, tokens, head_dim] of float32, float16 or bfloat16, "
-             "on the "
-             "CPU or on the batch's CUDA device. Nothing is packed by it.")
+             "on the CPU or on the batch's CUDA device. Nothing is packed by it.")
         .def(
             "pack",
             [](Batch& b, std::uint32_t spared, unsigned threads, std::size_t budget) {
@@ -278,12 +274,11 @@ void bind_rows(nb::class_<Batch>& batch) {
              "values, or None. All are on the CPU, or all on the batch's CUDA device.")
         .def("update_query_stats", &update_query_stats, "q"_a.noconvert(),
              "sequence"_a = nb::none(), "tokens"_a = 1,
-             "Queries [sequences, heads, queries, head_dim] that attend to what pack() will "
-             "pack, which weighs channels by them while `wants_queries`; the newest ones of a call "
-             "are enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
+             "Queries [sequences, heads, queries, head_dim] that attend to what pack() will pack, "
+             "which weighs channels by them while `wants_queries`; the newest ones of a call are "
+             "enough, `queries_enough` of them. sequence: q is of this one alone, [1, heads, "
              "queries, head_dim]. tokens: so many that each of the queries stands for, as their "
-             "root "
-             "mean squares.")
+             "root mean squares.")
         .def_prop_ro("wants_queries", &Batch::wants_queries,
                      "Whether update_query_stats() would change anything in any sequence.")
         .def_prop_ro_static("queries_enough", [](nb::handle) { return QueryEnergy::enough; })

@@ -21,17 +21,15 @@ std::shared_ptr<Device> make_cuda_device(std::string_view name) {
     try {
         part = nb::module_::import_("lowkv_cuda");
     } catch (nb::python_error& error) {
-        throw Error(ErrorCode::unsupported,
-                    "device '" + std::string(name) +
-                        "': CUDA devices take the package lowkv-cuda: pip install ./python/cuda "
-                        "in lowkv's sources (docs/devices/cuda.md): " +
-                        error.what());
+        throw Error(ErrorCode::unsupported, "device '", name,
+                    "': CUDA devices take the package lowkv-cuda: pip install ./python/cuda "
+                    "in lowkv's sources (docs/devices/cuda.md): ",
+                    error.what());
     }
     if (nb::cast<std::string>(part.attr("interface")) != LOWKV_INTERFACE)
-        throw Error(ErrorCode::unsupported,
-                    "device '" + std::string(name) +
-                        "': the packages lowkv and lowkv-cuda are not of the same sources; "
-                        "install both from the same");
+        throw Error(ErrorCode::unsupported, "device '", name,
+                    "': the packages lowkv and lowkv-cuda are not of the same sources; "
+                    "install both from the same");
     try {
         return *static_cast<std::shared_ptr<Device>*>(
             nb::cast<nb::capsule>(part.attr("device")(std::string(name))).data());

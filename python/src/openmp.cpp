@@ -25,9 +25,8 @@ Function find(const char* name) {
     // Python's torch loads its library for all to see (torch/__init__.py: _load_global_deps).
     void* found = dlsym(RTLD_DEFAULT, name);
     if (found == nullptr) {
-        throw Error(ErrorCode::unsupported, std::string("no OpenMP in this process (") + name +
-                                                " is missing): import torch first, of a build "
-                                                "that uses libgomp or libiomp5");
+        throw Error(ErrorCode::unsupported, "no OpenMP in this process (", name,
+                    " is missing): import torch first, of a build that uses libgomp or libiomp5");
     }
     return reinterpret_cast<Function>(found);
 }

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "arguments.h"
@@ -92,20 +91,17 @@ PageMemory memory_of(const Pages& pages, bool whole) {
 template <class Array>
 void check_shape(const PagedLayer& layer, const Array& array, std::size_t tokens,
                  const char* name) {
-    check(array.shape(0) >= tokens && array.shape(2) == layer.plan().shape().head_dim,
-          std::string(name) + " must be [" + std::to_string(tokens) + " or more, heads, " +
-              std::to_string(layer.plan().shape().head_dim) + "]");
-    check(array.shape(2) <= 1 || array.stride(2) == 1,
-          std::string(name) + ": channels must lie side by side");
+    check(array.shape(0) >= tokens && array.shape(2) == layer.plan().shape().head_dim, name,
+          " must be [", tokens, " or more, heads, ", layer.plan().shape().head_dim, "]");
+    check(array.shape(2) <= 1 || array.stride(2) == 1, name, ": channels must lie side by side");
 }
 
 Rows rows_of(const PagedLayer& layer, const TokenRows& rows, std::size_t tokens, const char* name) {
     check_shape(layer, rows, tokens, name);
-    check(rows.shape(1) == layer.plan().shape().kv_heads,
-          std::string(name) + " must have " + std::to_string(layer.plan().shape().kv_heads) +
-              " heads");
-    check(row_type(rows, name) == layer.plan().rows(),
-          std::string(name) + " must have the type of the plan's rows");
+    check(rows.shape(1) == layer.plan().shape().kv_heads, name, " must have ",
+          layer.plan().shape().kv_heads, " heads");
+    check(row_type(rows, name) == layer.plan().rows(), name,
+          " must have the type of the plan's rows");
     return {rows.data(), layer.plan().rows(), static_cast<std::size_t>(rows.stride(1)),
             static_cast<std::size_t>(rows.stride(0))};
 }
@@ -120,7 +116,7 @@ void write(PagedLayer& layer, const TokenRows& keys, const TokenRows& values, co
 
 const float* per_head(const std::optional<PerHead>& given, const Floats& q, const char* name) {
     if (!given) return nullptr;
-    check(given->shape(0) == q.shape(1), std::string(name) + " must be [heads]");
+    check(given->shape(0) == q.shape(1), name, " must be [heads]");
     return given->data();
 }
 
@@ -179,8 +175,8 @@ void bind_paged(nb::module_& m) {
                const std::shared_ptr<Plan>& plan, const Retention& retention, std::uint32_t sliding,
                std::uint32_t page_tokens, const Pages& pages, std::uint32_t spare, bool whole) {
                 check(&store->device() == cpu_device().get(),
-                      "pages of the host's memory need a store on the CPU, not on '" +
-                          std::string(store->device().name()) + "'");
+                      "pages of the host's memory need a store on the CPU, not on '",
+                      store->device().name(), "'");
                 new (self) PagedLayer(store, plan, retention, sliding, page_tokens,
                                       memory_of(pages, whole), spare);
             },

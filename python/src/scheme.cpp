@@ -42,8 +42,8 @@ RowType row_type_named(const nb::object& given) {
     const std::string text = nb::str(given).c_str(), word = text.substr(text.rfind('.') + 1);
     const nb::handle types = nb::type<RowType>();
     if (!nb::hasattr(types, word.c_str()))
-        throw Error(ErrorCode::invalid_argument,
-                    "rows of " + text + "; lowkv takes float32, float16 and bfloat16");
+        throw Error(ErrorCode::invalid_argument, "rows of ", text,
+                    "; lowkv takes float32, float16 and bfloat16");
     return nb::cast<RowType>(types.attr(word.c_str()));
 }
 
@@ -111,8 +111,7 @@ void bind_scheme(nb::module_& m) {
                 return schemes;
             },
             "What tokens are packed by before it, within a budget: the most bits first. Raises "
-            "Error "
-            "where no budget ends with this scheme.")
+            "Error where no budget ends with this scheme.")
         .def("__str__", [](const Scheme& s) { return to_string(s); });
     m.def(
         "parse_size", [](const std::string& text) { return parse_size(text, "budget"); }, "text"_a,

@@ -1,14 +1,11 @@
 // What every attention has: its arguments are checked, and a device runs it.
 
-#include <string>
-
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "lowkv/attention.h"
 #include "lowkv/batch.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -45,8 +42,8 @@ void attend(const Device& device, const Plan& plan, std::span<const SequenceAtte
         const AttentionIO& io = sequence.io;
         attention::check_arguments(plan.shape(), io, sequence.mask, params);
         if (sequence.blocks.size() < blocks_of(plan, io.n_cells))
-            attention::refuse(concat(sequence.blocks.size(), " blocks of ", plan.block_tokens(),
-                                     " do not cover ", io.n_cells, " cells"));
+            attention::refuse(sequence.blocks.size(), " blocks of ", plan.block_tokens(),
+                              " do not cover ", io.n_cells, " cells");
     }
     device.attend(plan, sequences, params, workspace, executor);
     device.finish();
@@ -61,9 +58,8 @@ void attention_mass(const Sequence& sequence, const AttentionIO& io, const Atten
                     "attention_mass: io.lse is null; pass what attend() wrote there");
     }
     if (mass.size() > io.n_cells || first_cell > io.n_cells - mass.size()) {
-        throw Error(ErrorCode::invalid_argument,
-                    concat("attention_mass: cells ", first_cell, " to ", first_cell + mass.size(),
-                           " are not among the ", io.n_cells, " attended to"));
+        throw Error(ErrorCode::invalid_argument, "attention_mass: cells ", first_cell, " to ",
+                    first_cell + mass.size(), " are not among the ", io.n_cells, " attended to");
     }
     if (io.tokens == 0 || mass.empty()) return;
     const SequenceAttention one{views_of(sequence, io.n_cells, workspace), io, params.mask};

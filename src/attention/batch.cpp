@@ -3,12 +3,10 @@
 #include "lowkv/batch.h"
 
 #include <algorithm>
-#include <string>
 
 #include "attention/query.h"
 #include "attention/workspace.h"
 #include "isa/table.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -18,8 +16,7 @@ void Batch::attend(const BatchAttention& attention, AttentionWorkspace& workspac
     AttentionIO io = attention.io;
     const std::uint32_t asked = io.first_cell;
     if (asked > tokens())
-        attention::refuse(
-            concat("the first token, ", asked, ", is past the ", tokens(), " there are"));
+        attention::refuse("the first token, ", asked, ", is past the ", tokens(), " there are");
     io.first_cell = std::max(asked, first());
     io.n_cells = tokens();
     const Mask mask = attention::cut(attention.params.mask, io.first_cell - asked);

@@ -2,37 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
-
-#include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv::attention {
-
-void refuse(const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, "attend: " + message);
-}
 
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,
                      const AttentionParams& params) {
     if (io.heads == 0 || io.heads % shape.kv_heads != 0)
-        refuse(
-            concat(io.heads, " query heads are not a multiple of ", shape.kv_heads, " kv heads"));
+        refuse(io.heads, " query heads are not a multiple of ", shape.kv_heads, " kv heads");
     if (io.tokens > 0 && (io.q == nullptr || io.out == nullptr)) refuse("q or out is null");
     if (io.first_cell > io.n_cells)
-        refuse(concat("the first cell, ", io.first_cell, ", is past the ", io.n_cells,
-                      " cells there are"));
+        refuse("the first cell, ", io.first_cell, ", is past the ", io.n_cells, " cells there are");
     const std::uint32_t cells = io.n_cells - io.first_cell;
     const bool additive = kernels::is_additive(mask.kind);
     const bool causal = mask.kind == Mask::Kind::causal;
     if (additive && mask.data == nullptr) refuse("the additive mask has no data");
     if (additive && io.tokens > 1 && mask.row_stride != 0 && mask.row_stride < cells)
-        refuse(concat("mask rows of ", mask.row_stride, " values do not cover ", cells, " cells"));
+        refuse("mask rows of ", mask.row_stride, " values do not cover ", cells, " cells");
     if (causal && io.n_cells < io.tokens)
-        refuse(concat("a causal mask needs at least as many cells (", io.n_cells,
-                      ") as query tokens (", io.tokens, ")"));
-    if (!causal && mask.window != 0)
-        refuse(concat("a window of ", mask.window, " needs a causal mask"));
+        refuse("a causal mask needs at least as many cells (", io.n_cells, ") as query tokens (",
+               io.tokens, ")");
+    if (!causal && mask.window != 0) refuse("a window of ", mask.window, " needs a causal mask");
     if (!std::isfinite(params.scale) || !std::isfinite(params.softcap) || params.softcap < 0)
         refuse("scale must be finite, softcap finite and not negative");
     if (additive) check_slopes(io, params);
@@ -41,8 +30,8 @@ void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask
 void check_slopes(const AttentionIO& io, const AttentionParams& params) {
     for (std::uint32_t head = 0; params.alibi_slopes != nullptr && head < io.heads; ++head)
         if (!(params.alibi_slopes[head] > 0))
-            refuse(concat("the ALiBi slope of head ", head,
-                          " is not above 0, and multiplies a mask's -inf"));
+            refuse("the ALiBi slope of head ", head,
+                   " is not above 0, and multiplies a mask's -inf");
 }
 
 kernels::Row make_row(const AttentionIO& io, const Mask& mask, const float* alibi_slopes,

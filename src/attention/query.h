@@ -3,16 +3,19 @@
 // results become one.
 
 #include <span>
-#include <string>
 
 #include "isa/table.h"
 #include "lowkv/attention.h"
+#include "lowkv/error.h"
 #include "lowkv/rotation.h"
 
 namespace lowkv::attention {
 
 // Throws Error(invalid_argument).
-[[noreturn]] void refuse(const std::string& message);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... message) {
+    throw Error(ErrorCode::invalid_argument, "attend: ", message...);
+}
 // Throws if an argument is illegal. Every attention calls it, so it builds a message only when it
 // throws.
 void check_arguments(const Shape& shape, const AttentionIO& io, const Mask& mask,

@@ -12,9 +12,7 @@
 
 #include "lowkv/error.h"
 #include "lowkv/kv_cache.h"
-#include "messages.h"
 
-using lowkv::concat;
 using lowkv::Error;
 using lowkv::ErrorCode;
 
@@ -30,8 +28,9 @@ struct lowkv_cache {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, message);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... message) {
+    throw Error(ErrorCode::invalid_argument, message...);
 }
 
 thread_local std::string message;  // of lowkv_error()
@@ -73,7 +72,7 @@ lowkv_status guarded(F f) noexcept {
 
 template <class T>
 T& required(T* pointer, const char* name) {
-    if (pointer == nullptr) refuse(concat(name, " is NULL"));
+    if (pointer == nullptr) refuse(name, " is NULL");
     return *pointer;
 }
 
@@ -81,14 +80,14 @@ T& required(T* pointer, const char* name) {
 template <class T>
 const T& sized(const T* given, const char* name) {
     if (required(given, name).size < sizeof(T))
-        refuse(concat(name, ": its size is ", given->size, "; set it to sizeof, ", sizeof(T)));
+        refuse(name, ": its size is ", given->size, "; set it to sizeof, ", sizeof(T));
     return *given;
 }
 
 lowkv::RowType row_type(lowkv_dtype type) {
     if (type != LOWKV_DTYPE_F32 && type != LOWKV_DTYPE_F16 && type != LOWKV_DTYPE_BF16)
-        refuse(concat("no dtype ", type,
-                      "; there are LOWKV_DTYPE_F32, LOWKV_DTYPE_F16 and LOWKV_DTYPE_BF16"));
+        refuse("no dtype ", type,
+               "; there are LOWKV_DTYPE_F32, LOWKV_DTYPE_F16 and LOWKV_DTYPE_BF16");
     return static_cast<lowkv::RowType>(type);
 }
 
@@ -128,14 +127,14 @@ struct Strides {
             token = std::size_t{heads} * head_dim;
         }
         if ((tokens > 1 && token < head_dim) || (heads > 1 && head < head_dim))
-            refuse(concat(name, ": token stride ", token, ", head stride ", head, "; heads have ",
-                          head_dim, " numbers, and may not overlap (both 0: side by side)"));
+            refuse(name, ": token stride ", token, ", head stride ", head, "; heads have ",
+                   head_dim, " numbers, and may not overlap (both 0: side by side)");
     }
 };
 
 lowkv::Rows rows_of(const lowkv_rows& rows, const char* name, std::uint32_t tokens,
                     const lowkv::Shape& shape) {
-    if (rows.data == nullptr) refuse(concat(name, ".data is NULL"));
+    if (rows.data == nullptr) refuse(name, ".data is NULL");
     const Strides strides(name, rows.token_stride, rows.head_stride, tokens, shape.kv_heads,
                           shape.head_dim);
     return {rows.data, row_type(rows.dtype), strides.head, strides.token};

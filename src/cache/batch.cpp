@@ -3,20 +3,19 @@
 #include "lowkv/batch.h"
 
 #include <algorithm>
-#include <string>
 #include <tuple>
 #include <utility>
 
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, "Batch: " + message);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... message) {
+    throw Error(ErrorCode::invalid_argument, "Batch: ", message...);
 }
 
 }  // namespace
@@ -73,11 +72,10 @@ std::uint32_t Batch::exact_tokens() const {
 void Batch::append(const BatchRows& keys, const BatchRows& values, std::uint32_t tokens,
                    std::span<const std::int32_t> positions) {
     if (!positions.empty() && positions.size() != std::size_t{tokens} * size())
-        throw Error(ErrorCode::invalid_argument,
-                    concat(positions.size(), " positions do not belong to ", tokens, " tokens"));
+        throw Error(ErrorCode::invalid_argument, positions.size(), " positions do not belong to ",
+                    tokens, " tokens");
     const std::uint64_t end = std::uint64_t{state_.tokens} + tokens;
-    if (end > Blocks::max_cells)
-        refuse(concat(end, " tokens; a sequence has at most ", Blocks::max_cells));
+    if (end > Blocks::max_cells) refuse(end, " tokens; a sequence has at most ", Blocks::max_cells);
     std::vector<Blocks::Run> runs;
     const std::uint32_t block_tokens = plan().block_tokens();
     runs.reserve(size() * (tokens / block_tokens + 2));
@@ -100,7 +98,7 @@ void Batch::update_query_stats(const float* q, const BatchStrides& strides, std:
 }
 
 void Batch::update_query_stats(std::uint32_t sequence, const QueryRows& queries) {
-    if (sequence >= size()) refuse(concat("sequence ", sequence, " of ", size()));
+    if (sequence >= size()) refuse("sequence ", sequence, " of ", size());
     if (plan().wants_queries()) state_.queries[sequence].add(plan().shape(), queries);
 }
 
@@ -110,8 +108,8 @@ bool Batch::wants_queries() const noexcept {
 
 void Batch::mark_padding(std::span<const std::uint8_t> seen, std::uint32_t count) {
     if (count > state_.tokens || seen.size() != std::size_t{count} * size())
-        refuse(concat("mark_padding() of ", seen.size(), " marks for ", count, " of ",
-                      state_.tokens, " tokens of ", size(), " sequences"));
+        refuse("mark_padding() of ", seen.size(), " marks for ", count, " of ", state_.tokens,
+               " tokens of ", size(), " sequences");
     if (plan().scheme().exact() || std::ranges::find(seen, 0) == seen.end()) return;
     State then = state_;
     then.padding.resize(size());
@@ -178,11 +176,11 @@ void Batch::read(std::uint32_t first, std::uint32_t count, const BatchRowsOut& k
                  const BatchRowsOut& values, Executor& executor, std::uint32_t sequence,
                  std::uint32_t sequences) const {
     if (sequences == 0 || std::uint64_t{sequence} + sequences > size())
-        refuse(concat("read() of ", sequences, " sequences from ", sequence, " on, of ", size()));
+        refuse("read() of ", sequences, " sequences from ", sequence, " on, of ", size());
     const std::uint64_t end = std::uint64_t{first} + count;
     if (first < state_.first || end > state_.tokens)
-        refuse(concat("tokens ", first, " to ", end, " are not among those held, ", state_.first,
-                      " to ", state_.tokens));
+        refuse("tokens ", first, " to ", end, " are not among those held, ", state_.first, " to ",
+               state_.tokens);
     Blocks::read(std::span(sequences_).subspan(sequence, sequences), first, count, keys, values,
                  executor);
 }
@@ -195,7 +193,7 @@ void Batch::select(std::span<const std::uint32_t> rows) {
     std::vector<QueryEnergy> queries;
     selected.reserve(rows.size());
     for (const std::uint32_t row : rows) {
-        if (row >= size()) refuse(concat("sequence ", row, " of ", size()));
+        if (row >= size()) refuse("sequence ", row, " of ", size());
         selected.push_back(sequences_[row].fork());
         queries.push_back(state_.queries[row]);
         if (!state_.padding.empty()) padding.push_back(state_.padding[row]);
@@ -207,8 +205,7 @@ void Batch::select(std::span<const std::uint32_t> rows) {
 
 void Batch::truncate(std::uint32_t tokens) {
     if (tokens < state_.first)
-        refuse(concat("can't go back to ", tokens, " tokens: those before ", state_.first,
-                      " are dropped"));
+        refuse("can't go back to ", tokens, " tokens: those before ", state_.first, " are dropped");
     if (tokens == 0) std::ranges::fill(state_.queries, QueryEnergy());
     if (tokens >= state_.tokens) return;
     const std::uint32_t block_tokens = plan().block_tokens(), last = tokens / block_tokens;

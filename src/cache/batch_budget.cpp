@@ -64,7 +64,7 @@ void Batch::add_pieces(const Blocks& sequence, std::span<const BlockView> views,
     pieces.push_back({.blocks = views, .cells = tokens()});
     for (std::uint32_t b = 0; b < (last_rung() == 1 ? 0 : sequence.slots()); ++b) {
         if (!sequence.packed(b)) continue;
-        const Plan* its = sequence.ladder()[sequence.rung(b) - 1u].get();
+        const Plan* its = &sequence.plan_of(sequence.rung(b));
         AttentionPiece& last = pieces.back();
         if (last.plan == nullptr) last.plan = its;
         if (last.plan == its) continue;

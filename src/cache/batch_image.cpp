@@ -12,7 +12,6 @@
 #include "lowkv/batch.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -20,8 +19,9 @@ namespace {
 
 constexpr ErrorCode saving = ErrorCode::invalid_argument, loading = ErrorCode::invalid_image;
 
-[[noreturn]] void refuse(ErrorCode code, const std::string& what) {
-    throw Error(code, (code == loading ? "image: " : "save: ") + what);
+template <class... Parts>
+[[noreturn]] void refuse(ErrorCode code, const Parts&... what) {
+    throw Error(code, code == loading ? "image: " : "save: ", what...);
 }
 
 std::string range_text(std::uint32_t first, std::uint64_t end) {
@@ -37,8 +37,8 @@ void check_lists(const ImageHeader& header, const ImageLayout& layout, const Pla
         (sizeof(Blocks) + sizeof(QueryEnergy) +
          ceil_div<std::uint64_t>(header.tokens, plan.block_tokens()) * sizeof(cache::Block*));
     if (bytes > layout.bytes + (1 << 20))
-        refuse(code, concat("its sequences take ", bytes,
-                            " bytes without a row, and its rows only ", layout.bytes));
+        refuse(code, "its sequences take ", bytes, " bytes without a row, and its rows only ",
+               layout.bytes);
 }
 
 std::size_t record_bytes(std::size_t channels) {
@@ -56,8 +56,8 @@ QueryState read_queries(const std::byte* at, std::size_t channels) {
     QueryRecord record;
     std::memcpy(&record, at, sizeof record);
     if (record.kind > 2 || record.zero != 0)
-        refuse(loading, concat("query energies of kind ", record.kind, ", ", record.zero,
-                               "; legal: 0 to 2, 0"));
+        refuse(loading, "query energies of kind ", record.kind, ", ", record.zero,
+               "; legal: 0 to 2, 0");
     QueryState state{record.tokens, record.heads, record.kind == 2, {}};
     if (record.kind == 0) return state;
     state.values.resize(channels);
@@ -73,7 +73,7 @@ std::vector<ImageSpan> spans_of(const Blocks& sequence, std::uint32_t first, std
         const std::uint8_t rung = sequence.rung(cell / tokens);
         count = rung > 0 ? tokens : std::min(tokens - cell % tokens, end - cell);
         if (rung > 0 && rung < sequence.ladder().size())
-            refuse(saving, range_text(cell, cell + count) + " are packed by another rung");
+            refuse(saving, range_text(cell, cell + count), " are packed by another rung");
         if (spans.empty() || spans.back().packed != (rung > 0))
             spans.push_back({cell, 0, rung > 0});
         spans.back().tokens += count;
@@ -117,8 +117,7 @@ void save_span(std::span<const Blocks> sequences, const ImageSpan& span, const I
 Batch::State Batch::order_of(const ImageHeader& header) const {
     const std::uint32_t tokens = plan().block_tokens();
     const std::uint32_t sinks = whole_sinks(retention_, tokens).sinks;
-    if (header.tokens >= Blocks::max_cells)
-        refuse(loading, concat(header.tokens, " tokens are too many"));
+    if (header.tokens >= Blocks::max_cells) refuse(loading, header.tokens, " tokens are too many");
     const std::uint32_t first = header.spans.empty() ? header.tokens : header.spans.front().first;
     // What was cut off before the first token is no whole block, and stays unquantized, as sinks
     // do.
@@ -130,9 +129,8 @@ Batch::State Batch::order_of(const ImageHeader& header) const {
             refuse(loading, "more than one range of packed tokens");
         order.packed_end = span.first + span.tokens;
         if (span.first != unpacked)
-            refuse(loading, concat("packed ", range_text(span.first, order.packed_end),
-                                   ", but its scheme has ", retention_.sinks,
-                                   " sinks and blocks of ", tokens));
+            refuse(loading, "packed ", range_text(span.first, order.packed_end),
+                   ", but its scheme has ", retention_.sinks, " sinks and blocks of ", tokens);
     }
     return order;
 }
@@ -141,13 +139,13 @@ std::vector<std::byte> Batch::save(std::uint32_t first, std::uint32_t last) cons
     if (std::ranges::any_of(state_.padding, [](const auto& ranges) { return !ranges.empty(); }))
         refuse(saving, "its padding can't be saved; compute the prompts without padding");
     if (first < state_.first || first > last || last > state_.tokens)
-        refuse(saving, range_text(first, last) + " of a batch that holds " +
-                           range_text(state_.first, state_.tokens));
+        refuse(saving, range_text(first, last), " of a batch that holds ",
+               range_text(state_.first, state_.tokens));
     for (const std::uint32_t end : {first, last})
         if (end > state_.packed_first && end < state_.packed_end &&
             (end - state_.packed_first) % plan().block_tokens() != 0)
-            refuse(saving, concat("token ", end, " is inside of a packed block of ",
-                                  plan().block_tokens()));
+            refuse(saving, "token ", end, " is inside of a packed block of ",
+                   plan().block_tokens());
     ImageHeader header{image_identity(plan(), retention()), size(), last,
                        spans_of(sequences_.front(), first, last), false};
     for (const Blocks& sequence : sequences_)
@@ -185,11 +183,10 @@ Batch Batch::load(std::span<const std::byte> image, bool several) const {
     const ImageLayout layout = lay_out(header);
     State order = order_of(header);
     if (!several && (header.batch != 1 || order.first != 0))
-        refuse(loading, concat("a batch of ", header.batch, " from token ", order.first,
-                               " on; a Sequence is one from token 0 on"));
+        refuse(loading, "a batch of ", header.batch, " from token ", order.first,
+               " on; a Sequence is one from token 0 on");
     if (several && order.packed_end > std::max(header.tokens, order.packed_first))
-        refuse(loading,
-               concat("its rows end at ", order.packed_end, ", its tokens at ", header.tokens));
+        refuse(loading, "its rows end at ", order.packed_end, ", its tokens at ", header.tokens);
     check_lists(header, layout, plan(), loading);
     if (header.queries && !plan().wants_queries())
         refuse(loading, "it has query energies, and its scheme weighs no keys by them");

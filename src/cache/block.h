@@ -33,9 +33,4 @@ inline bool same_rows(const Plan& a, const Plan& b) noexcept {
            a.has_positions() == b.has_positions();
 }
 
-// Of a token's position in an exact block, where the plan has them.
-inline std::size_t exact_position_offset(const Plan& plan, std::uint32_t token) noexcept {
-    return plan.exact_positions_offset() + sizeof(std::int32_t) * token;
-}
-
 }  // namespace lowkv::cache

@@ -61,7 +61,7 @@ void Blocks::release_all() noexcept {
 }
 
 std::size_t Blocks::bytes(const cache::Block& block) const noexcept {
-    return block.rung > 0 ? (*ladder_)[block.rung - 1u]->packed_bytes() : plan().exact_bytes();
+    return block.rung > 0 ? plan_of(block.rung).packed_bytes() : plan().exact_bytes();
 }
 
 // Gives up the table's hold on a block, or on none. Under the store's mutex.
@@ -82,7 +82,7 @@ BlockView Blocks::view(std::uint32_t slot) const noexcept {
     if (block == nullptr) return {};
     const bool packed = block->rung > 0;
     const std::size_t keys_bytes =
-        packed ? (*ladder_)[block->rung - 1u]->keys().bytes() : plan().exact_part_bytes();
+        packed ? plan_of(block->rung).keys().bytes() : plan().exact_part_bytes();
     return {block->data, block->data + keys_bytes, packed};
 }
 

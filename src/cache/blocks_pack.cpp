@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,13 +16,13 @@
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what) {
-    throw Error(ErrorCode::invalid_argument, "Blocks: " + what);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... what) {
+    throw Error(ErrorCode::invalid_argument, "Blocks: ", what...);
 }
 
 bool is_before(const Blocks::Packing& a, const Blocks::Packing& b) noexcept {
@@ -55,7 +54,7 @@ class Blocks::Packer {
           how_(how),
           executor_(executor),
           own_(places.front().table->plan()),
-          plan_(how.rung > 0 ? *places.front().table->ladder()[how.rung - 1u] : own_),
+          plan_(how.rung > 0 ? places.front().table->plan_of(how.rung) : own_),
           store_(places.front().table->store_->impl()),
           gathers_(!places.front().cells.empty()) {}
 
@@ -185,7 +184,7 @@ class Blocks::Packer {
             const Due& due = due_[copied[c]];
             if (packs) encodings_[copied[c]].exact = copies[c];
             if (!gathers_)
-                decoded[due.place->table->ladder()[due.block->rung - 1u].get()].push_back(
+                decoded[&due.place->table->plan_of(due.block->rung)].push_back(
                     {due.block->data, copies[c]});
         }
         if (gathers_)
@@ -245,8 +244,7 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
     const bool gathers = !places.front().cells.empty();
     const Plan& plan = places.front().table->plan();
     if (how.rung > places.front().table->ladder().size())
-        refuse(
-            concat("rung ", how.rung, " of a ladder of ", places.front().table->ladder().size()));
+        refuse("rung ", how.rung, " of a ladder of ", places.front().table->ladder().size());
     if (plan.scheme().exact() && !gathers) return;
     if ((how.rung == 0 && !gathers) || (how.rung > 0 && plan.scheme().exact()))
         refuse("rows are packed by a plan that packs");
@@ -259,13 +257,13 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
     const std::uint32_t tokens = plan.block_tokens();
     for (const Packing& place : places) {
         if (gathers != (place.cells.size() == tokens))
-            refuse(concat(place.cells.size(), " cells for a block of ", tokens, " tokens"));
+            refuse(place.cells.size(), " cells for a block of ", tokens, " tokens");
         place.table->check_cell((std::uint64_t{place.slot} + 1) * tokens - 1);
         for (const std::uint32_t cell : place.cells)
             if (cell != no_cell &&
                 (how.rows == nullptr || how.rows->at(cell / rows.block_tokens()) == nullptr ||
                  how.rows->packed(cell / rows.block_tokens())))
-                refuse(concat("cell ", cell, " of the rows' table is not exact"));
+                refuse("cell ", cell, " of the rows' table is not exact");
     }
     std::ranges::sort(places, is_before);
     if (gathers && std::ranges::adjacent_find(places, std::not_fn(is_before)) != places.end())
@@ -276,14 +274,14 @@ void Blocks::pack(std::vector<Packing> places, const How& how, Executor& executo
 
 void Blocks::pack_values(std::span<const Packing> places, const How& how, Executor& executor) {
     Blocks& table = *places.front().table;
-    const Plan& plan = *table.ladder()[how.rung - 1u];
+    const Plan& plan = table.plan_of(how.rung);
     const cache::Slots copies(table.store_->impl(), cache::Slots::As::scratch, plan.exact_bytes(),
                               places.size());
     std::vector<BlockCopy> encoded;
     for (const Packing& place : places) {
         if (place.table != &table || table.rung(place.slot) != how.rung ||
             !table.waits_for_values(place.slot))
-            refuse(concat("slot ", place.slot, " doesn't wait for its values"));
+            refuse("slot ", place.slot, " doesn't wait for its values");
         encoded.push_back({copies[encoded.size()], table.at(place.slot)->data});
     }
     gather_each(places.size(), how.rows->plan().block_tokens() == plan.block_tokens(), executor,
@@ -300,7 +298,7 @@ void Blocks::put(std::span<const std::uint32_t> slots, std::span<const std::byte
     if (in_step()) refuse("packed bytes are put between steps");
     if (bytes.size() != slots.size()) refuse("each slot has its bytes");
     if (slots.empty()) return;
-    const Plan& its = *(*ladder_)[rung - 1u];
+    const Plan& its = plan_of(rung);
     std::size_t absent = 0;
     const std::uint32_t last = std::ranges::max(slots);
     check_cell((std::uint64_t{last} + 1) * its.block_tokens() - 1);
@@ -309,7 +307,7 @@ void Blocks::put(std::span<const std::uint32_t> slots, std::span<const std::byte
         const bool waits = waits_for_values(slots[i]) && this->rung(slots[i]) == rung;
         if (std::ranges::count(slots, slots[i]) > 1 ||
             !((is_absent && only != Part::values) || (waits && only != Part::keys)))
-            refuse(concat("slot ", slots[i], " is named twice, is there, or waits for no values"));
+            refuse("slot ", slots[i], " is named twice, is there, or waits for no values");
         absent += is_absent ? 1 : 0;
         if (only != Part::values && !cache::names_all_channels(its, bytes[i]))
             throw Error(ErrorCode::invalid_image, "its codes lack channels of the keys");

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <numeric>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,6 @@
 #include "lowkv/cache.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -44,9 +42,8 @@ void clear(const Shape& shape, Part part, const RowsOut& rows, std::uint32_t cou
 
 void Blocks::check_cell(std::uint64_t cell) const {
     if (cell < max_cells) return;
-    throw Error(
-        ErrorCode::invalid_argument,
-        concat("cell ", cell, " is out of range: a sequence has cells 0 to ", max_cells - 1));
+    throw Error(ErrorCode::invalid_argument, "cell ", cell,
+                " is out of range: a sequence has cells 0 to ", max_cells - 1);
 }
 
 // Rows can't be written in place: others, or a rollback, need the block as it is.
@@ -95,7 +92,7 @@ void Blocks::open(std::span<const Run> runs, bool appended) {
         const Place& place = places[i];
         place.table->reserve(place.slot);
         if (place.block != nullptr && place.block->rung > 0)
-            decoded[place.table->ladder()[place.block->rung - 1u].get()].push_back(
+            decoded[&place.table->plan_of(place.block->rung)].push_back(
                 {place.block->data, slots[i]});
     }
     cache::decode(store.device, decoded, serial_executor());
@@ -142,8 +139,8 @@ void Blocks::note_written(Part part, const Run& run) noexcept {
     else
         std::iota(numbers.begin(), numbers.begin() + run.count,
                   static_cast<std::int32_t>(run.cell));
-    device().copy_in(block.data + cache::exact_position_offset(plan(), first), numbers.data(),
-                     run.count * sizeof numbers[0]);
+    device().copy_in(block.data + plan().exact_positions_offset() + first * sizeof numbers[0],
+                     numbers.data(), run.count * sizeof numbers[0]);
 }
 
 void Blocks::write(std::span<const Run> runs, const BatchRows& keys, const BatchRows& values,
@@ -177,9 +174,8 @@ void Blocks::write(std::span<const std::uint32_t> cells, const Rows& keys, const
         throw Error(ErrorCode::invalid_argument,
                     "a latent layer's values are in its keys: write those alone");
     if (!positions.empty() && positions.size() != cells.size())
-        throw Error(
-            ErrorCode::invalid_argument,
-            concat(positions.size(), " positions do not belong to ", cells.size(), " tokens"));
+        throw Error(ErrorCode::invalid_argument, positions.size(), " positions do not belong to ",
+                    cells.size(), " tokens");
     std::vector<Run> runs;
     for (std::size_t i = 0, n = 1; i < cells.size(); i += n, n = 1) {
         const std::uint32_t left = plan().block_tokens() - cells[i] % plan().block_tokens();
@@ -210,7 +206,7 @@ void Blocks::read(std::span<const Blocks> tables, std::uint32_t first, std::uint
             (block == nullptr ? absent
              : is_packed      ? packed
                               : exact)
-                .push_back({is_packed ? tables[s].ladder()[block->rung - 1u].get() : nullptr,
+                .push_back({is_packed ? &tables[s].plan_of(block->rung) : nullptr,
                             block == nullptr ? nullptr : block->data, s, cell, n});
         }
     }
@@ -256,9 +252,8 @@ void Blocks::read(std::span<const Blocks> tables, std::uint32_t first, std::uint
 std::int32_t Blocks::position(std::uint32_t cell) const noexcept {
     const cache::Block* block = at(cell / plan().block_tokens());
     if (block == nullptr || !plan().has_positions()) return static_cast<std::int32_t>(cell);
-    const std::size_t offset = block->rung > 0
-                                   ? (*ladder_)[block->rung - 1u]->keys().positions_offset()
-                                   : plan().exact_positions_offset();
+    const std::size_t offset = block->rung > 0 ? plan_of(block->rung).keys().positions_offset()
+                                               : plan().exact_positions_offset();
     std::int32_t position = 0;
     device().copy_out(&position,
                       block->data + offset + sizeof position * (cell % plan().block_tokens()),

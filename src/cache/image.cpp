@@ -5,11 +5,9 @@
 #include <bit>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
-#include "messages.h"
 #include "xxh64.h"
 
 namespace lowkv {
@@ -49,8 +47,9 @@ constexpr unsigned value_dim_shift = 16;                     // behind them: Sha
 static_assert(sizeof(QueryRecord) == 16);
 static_assert(sizeof(Fixed) == 88 && checked_from == 32 && sizeof(FixedSpan) == 12);
 
-[[noreturn]] void refuse(const std::string& what) {
-    throw Error(ErrorCode::invalid_image, "image: " + what);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... what) {
+    throw Error(ErrorCode::invalid_image, "image: ", what...);
 }
 
 [[noreturn]] void refuse_size() { refuse("its counts make more bytes than there can be"); }
@@ -79,26 +78,26 @@ std::string span_text(const ImageSpan& span) {
 void check_spans(const ImageHeader& header) {
     const ImageIdentity& identity = header.identity;
     if (header.tokens > Blocks::max_cells)
-        refuse(concat(header.tokens, " tokens; legal: up to ", Blocks::max_cells));
+        refuse(header.tokens, " tokens; legal: up to ", Blocks::max_cells);
     if (header.spans.empty()) return;
     std::uint64_t end = header.spans.front().first;
     for (const ImageSpan& span : header.spans) {
         if (span.tokens == 0 || span.first != end)
-            refuse(concat(span_text(span), " after those before ", end,
-                          "; an image has its cells in order, without gaps"));
+            refuse(span_text(span), " after those before ", end,
+                   "; an image has its cells in order, without gaps");
         if (span.packed && (identity.block_tokens == 0 || span.tokens % identity.block_tokens != 0))
-            refuse(concat(span_text(span), " are no whole blocks of ", identity.block_tokens));
+            refuse(span_text(span), " are no whole blocks of ", identity.block_tokens);
         end = std::uint64_t{span.first} + span.tokens;
     }
     const std::uint64_t room = header.spans.back().packed ? identity.block_tokens - 1 : 0;
     if (end < header.tokens || end > header.tokens + room)
-        refuse(concat("its rows end at ", end, ", its tokens at ", header.tokens));
+        refuse("its rows end at ", end, ", its tokens at ", header.tokens);
 }
 
 void check_zeros(std::span<const std::byte> bytes, std::size_t begin, std::size_t end) {
     if (std::ranges::any_of(bytes.subspan(begin, end - begin),
                             [](auto b) { return b != std::byte{0}; }))
-        refuse(concat("its padding at byte ", begin, " is not zero"));
+        refuse("its padding at byte ", begin, " is not zero");
 }
 
 // The bytes of one sequence's query statistics.
@@ -120,15 +119,15 @@ void each_padding(const ImageHeader& header, const ImageLayout& layout, F f) {
 
 Fixed fixed_of(std::span<const std::byte> bytes) {
     Fixed fixed{};
-    if (bytes.size() < sizeof fixed) refuse(concat(bytes.size(), " bytes are too few for one"));
+    if (bytes.size() < sizeof fixed) refuse(bytes.size(), " bytes are too few for one");
     std::memcpy(&fixed, bytes.data(), sizeof fixed);
     if (fixed.magic != magic) refuse("this is none: it does not begin as one");
     if (fixed.version != oldest_image_version && fixed.version != image_version)
-        refuse(concat("version ", fixed.version, "; this lowkv reads versions ",
-                      oldest_image_version, " and ", image_version));
+        refuse("version ", fixed.version, "; this lowkv reads versions ", oldest_image_version,
+               " and ", image_version);
     if (fixed.bytes > bytes.size() || fixed.bytes < sizeof fixed)
-        refuse(concat("it says that it has ", fixed.bytes, " bytes, and there are ", bytes.size(),
-                      ": cut off or damaged"));
+        refuse("it says that it has ", fixed.bytes, " bytes, and there are ", bytes.size(),
+               ": cut off or damaged");
     return fixed;
 }
 
@@ -157,17 +156,16 @@ ImageLayout lay_out(const ImageHeader& header) {
     const auto printable = [](char c) { return c >= ' ' && c <= '~'; };
     if (identity.scheme.empty() || identity.scheme.size() > most_text ||
         !std::ranges::all_of(identity.scheme, printable))
-        refuse(concat("its scheme is no text of 1 to ", most_text, " printable letters"));
+        refuse("its scheme is no text of 1 to ", most_text, " printable letters");
     if (identity.shape.kv_heads == 0 || identity.shape.head_dim == 0 || header.batch == 0)
-        refuse(concat("a batch of ", header.batch, " with ", identity.shape.kv_heads,
-                      " kv heads of ", identity.shape.head_dim, " channels; each is at least 1"));
+        refuse("a batch of ", header.batch, " with ", identity.shape.kv_heads, " kv heads of ",
+               identity.shape.head_dim, " channels; each is at least 1");
     if ((identity.block_tokens == 0) != (identity.packed_bytes == 0))
-        refuse(concat("blocks of ", identity.block_tokens, " tokens in ", identity.packed_bytes,
-                      " bytes"));
+        refuse("blocks of ", identity.block_tokens, " tokens in ", identity.packed_bytes, " bytes");
     if (identity.rows != RowType::f32 && identity.rows != RowType::f16 &&
         identity.rows != RowType::bf16)
-        refuse(concat("rows of type ", static_cast<std::uint32_t>(identity.rows),
-                      "; legal: 1 (f32), 2 (f16), 3 (bf16)"));
+        refuse("rows of type ", static_cast<std::uint32_t>(identity.rows),
+               "; legal: 1 (f32), 2 (f16), 3 (bf16)");
     check_spans(header);
 
     const std::size_t row = times(times(identity.shape.kv_heads, identity.shape.head_dim),
@@ -202,8 +200,8 @@ ImageLayout lay_out(const ImageHeader& header) {
 void seal_image(const ImageHeader& header, std::span<std::byte> image) {
     const ImageLayout layout = lay_out(header);
     if (image.size() != layout.bytes)
-        throw Error(ErrorCode::invalid_argument, concat("an image of ", layout.bytes,
-                                                        " bytes does not fit into ", image.size()));
+        throw Error(ErrorCode::invalid_argument, "an image of ", layout.bytes,
+                    " bytes does not fit into ", image.size());
     const ImageIdentity& identity = header.identity;
     Fixed fixed{.magic = magic,
                 .version = image_version,
@@ -251,12 +249,11 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     const std::uint32_t value_dim = fixed.flags >> value_dim_shift;
     if ((fixed.flags & ~legal) != value_dim << value_dim_shift ||
         (value_dim > 0 && fixed.version == oldest_image_version) || value_dim > fixed.head_dim)
-        refuse(concat("flags: ", fixed.flags, "; legal: 0 to ", legal));
+        refuse("flags: ", fixed.flags, "; legal: 0 to ", legal);
     // A span has a part of its own, so it takes `alignment` bytes or more beside its entry.
     const std::size_t spans_bytes = times(fixed.spans, sizeof(FixedSpan) + alignment);
     if (plus(plus(sizeof fixed, spans_bytes), fixed.text) > bytes.size())
-        refuse(concat(fixed.spans, " spans and a scheme of ", fixed.text,
-                      " letters do not fit into it"));
+        refuse(fixed.spans, " spans and a scheme of ", fixed.text, " letters do not fit into it");
     ImageHeader header;
     header.identity = {.scheme = std::string(fixed.text, ' '),
                        .shape = {fixed.kv_heads, fixed.head_dim, value_dim},
@@ -281,9 +278,9 @@ ImageHeader read_image(std::span<const std::byte> bytes) {
     std::memcpy(header.identity.scheme.data(), at, fixed.text);
     const ImageLayout layout = lay_out(header);
     if (layout.header_bytes != fixed.header_bytes || layout.bytes != bytes.size())
-        refuse(concat("what it says it holds takes ", layout.header_bytes, " and ",
-                      layout.bytes - layout.header_bytes, " bytes, not ", fixed.header_bytes,
-                      " of ", bytes.size()));
+        refuse("what it says it holds takes ", layout.header_bytes, " and ",
+               layout.bytes - layout.header_bytes, " bytes, not ", fixed.header_bytes, " of ",
+               bytes.size());
     each_padding(header, layout,
                  [&](std::size_t begin, std::size_t end) { check_zeros(bytes, begin, end); });
     return header;
@@ -294,12 +291,12 @@ std::uint64_t image_checksum(std::span<const std::byte> bytes) noexcept { return
 void check_image(const ImageHeader& header, const ImageIdentity& wanted) {
     const ImageIdentity& found = header.identity;
     const auto same = [](std::string_view what, const auto& got, const auto& other) {
-        if (got != other) refuse(concat(what, " ", got, ", not ", other));
+        if (got != other) refuse(what, " ", got, ", not ", other);
     };
     try {
         if (found.scheme != wanted.scheme) parse_scheme(found.scheme);
     } catch (const Error& error) {  // a word may be no longer in lowkv
-        refuse(concat("it was made for a scheme that can't be read: ", error.what()));
+        refuse("it was made for a scheme that can't be read: ", error.what());
     }
     same("it was made for the scheme", found.scheme, wanted.scheme);
     same("it is of layer", found.layer, wanted.layer);

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "attention/workspace.h"
 #include "lowkv/error.h"
 #include "lowkv/serial.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, message);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... message) {
+    throw Error(ErrorCode::invalid_argument, message...);
 }
 
 // ---- a sequence's layers as one run of bytes ----
@@ -34,8 +33,9 @@ std::size_t header_bytes(std::size_t layers) {
     return round_up(sizeof(Header) + layers * sizeof(std::uint64_t), alignment);
 }
 
-[[noreturn]] void refuse_image(const std::string& what) {
-    throw Error(ErrorCode::invalid_image, "saved sequence: " + what);
+template <class... Parts>
+[[noreturn]] void refuse_image(const Parts&... what) {
+    throw Error(ErrorCode::invalid_image, "saved sequence: ", what...);
 }
 
 // The layers' images (serial.h) one after the other, behind a header that says how long each is.
@@ -47,9 +47,8 @@ std::vector<std::byte> save_model(std::span<const Sequence> layers) {
     std::memcpy(out.data(), &header, sizeof header);
     for (std::size_t i = 0; i < layers.size(); ++i) {
         if (layers[i].size() != layers[0].size())
-            throw Error(ErrorCode::invalid_argument,
-                        concat("layer ", i, " has ", layers[i].size(), " tokens and layer 0 has ",
-                               layers[0].size(), ": save between steps"));
+            throw Error(ErrorCode::invalid_argument, "layer ", i, " has ", layers[i].size(),
+                        " tokens and layer 0 has ", layers[0].size(), ": save between steps");
         const std::vector<std::byte> image = save_sequence(layers[i]);
         const std::uint64_t bytes = image.size();
         std::memcpy(out.data() + sizeof header + i * sizeof bytes, &bytes, sizeof bytes);
@@ -64,26 +63,25 @@ std::vector<std::span<const std::byte>> layer_images(std::span<const std::byte> 
                                                      std::size_t layers) {
     Header header;
     if (bytes.size() < sizeof header)
-        refuse_image(concat("its ", bytes.size(), " bytes are too few for one"));
+        refuse_image("its ", bytes.size(), " bytes are too few for one");
     std::memcpy(&header, bytes.data(), sizeof header);
     if (std::memcmp(header.magic, current.magic, sizeof header.magic) != 0)
         refuse_image("these bytes don't begin as one");
     if (header.version != current.version)
-        refuse_image(
-            concat("version ", header.version, "; this lowkv reads version ", current.version));
+        refuse_image("version ", header.version, "; this lowkv reads version ", current.version);
     if (header.layers != layers)
-        refuse_image(concat("it has ", header.layers, " layers, the cache ", layers));
+        refuse_image("it has ", header.layers, " layers, the cache ", layers);
     std::size_t at = header_bytes(layers);
     if (bytes.size() < at) refuse_image("it is cut off");
     std::vector<std::span<const std::byte>> images;
     for (std::size_t i = 0; i < layers; ++i) {
         std::uint64_t size = 0;
         std::memcpy(&size, bytes.data() + sizeof header + i * sizeof size, sizeof size);
-        if (size > bytes.size() - at) refuse_image(concat("it is cut off in layer ", i));
+        if (size > bytes.size() - at) refuse_image("it is cut off in layer ", i);
         images.push_back(bytes.subspan(at, size));
         at += size;
     }
-    if (at != bytes.size()) refuse_image(concat(bytes.size() - at, " bytes follow its last layer"));
+    if (at != bytes.size()) refuse_image(bytes.size() - at, " bytes follow its last layer");
     return images;
 }
 
@@ -94,7 +92,7 @@ KvCache::KvCache(const KvCacheConfig& config)
       store_(config.store != nullptr ? config.store : std::make_shared<Store>()) {
     require_served(scheme_, Host::model_cache);
     if (config.layers == 0 || config.layers > 4096)
-        refuse(concat(config.layers, " layers; legal: 1 to 4096"));
+        refuse(config.layers, " layers; legal: 1 to 4096");
     require_layers(scheme_, config.layers);
     LayerInputs inputs;
     inputs.rows = config.rows;
@@ -105,13 +103,13 @@ KvCache::KvCache(const KvCacheConfig& config)
 
 const KvCache::Layers& KvCache::layers_of(std::uint32_t sequence) const {
     if (sequence >= sequences_.size() || !sequences_[sequence])
-        refuse(concat("there is no sequence ", sequence));
+        refuse("there is no sequence ", sequence);
     return *sequences_[sequence];
 }
 
 const Sequence& KvCache::at(std::uint32_t sequence, std::uint32_t layer) const {
     const Layers& layers = layers_of(sequence);
-    if (layer >= layers.size()) refuse(concat("layer ", layer, " of ", layers.size()));
+    if (layer >= layers.size()) refuse("layer ", layer, " of ", layers.size());
     return layers[layer];
 }
 
@@ -203,7 +201,7 @@ std::uint32_t KvCache::load(std::span<const std::byte> bytes) {
         loaded.push_back(load_sequence(images[layer], store_, plans_[layer], scheme_.retention));
         if (const std::uint32_t first = loaded.front().size(), last = loaded.back().size();
             first != last)
-            refuse_image(concat("its layers have ", first, " and ", last, " tokens"));
+            refuse_image("its layers have ", first, " and ", last, " tokens");
     }
     return keep(std::move(loaded));
 }

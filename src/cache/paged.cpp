@@ -8,13 +8,11 @@
 #include <iterator>
 #include <numeric>
 #include <random>
-#include <string>
 
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
 #include "lowkv/error.h"
-#include "messages.h"
 #include "round.h"
 #include "xxh64.h"
 
@@ -32,8 +30,8 @@ std::uint64_t first_mark() {
 
 std::uint32_t blocks_of(const Plan& plan, std::uint32_t page_tokens) {
     if (page_tokens == 0 || page_tokens % plan.block_tokens() != 0)
-        refuse(concat("pages of ", page_tokens, " tokens; this scheme needs a multiple of ",
-                      plan.block_tokens()));
+        refuse("pages of ", page_tokens, " tokens; this scheme needs a multiple of ",
+               plan.block_tokens());
     return page_tokens / plan.block_tokens();
 }
 
@@ -72,7 +70,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
     if (plan_->shape().latent())
         throw Error(ErrorCode::unsupported,
                     "multi-head latent attention is not served in a host's pages");
-    if (sinks_ > page_tokens) refuse(concat(sinks_, " sinks; a page has ", page_tokens, " tokens"));
+    if (sinks_ > page_tokens) refuse(sinks_, " sinks; a page has ", page_tokens, " tokens");
     constexpr std::size_t alignment = 64;
     if (memory_.data == nullptr && memory_.pages > 0) {
         if (memory_.whole) refuse("whole pages come from elsewhere: the host has memory for them");
@@ -84,7 +82,7 @@ PagedLayer::PagedLayer(std::shared_ptr<Store> store, std::shared_ptr<const Plan>
         store_->device().clear(memory_.data, bytes);
     }
     if (memory_.pages > 0 && memory_.stride < page_bytes_)
-        refuse(concat("pages are ", memory_.stride, " bytes apart; one takes ", page_bytes_));
+        refuse("pages are ", memory_.stride, " bytes apart; one takes ", page_bytes_);
     if (memory_.stride % alignment != 0 ||
         reinterpret_cast<std::uintptr_t>(memory_.data) % alignment != 0)
         refuse("pages must begin at multiples of 64 bytes");
@@ -108,7 +106,7 @@ std::span<const Blocks::Run> PagedLayer::runs_of(std::span<const std::int64_t> s
     const std::int64_t end = std::int64_t{memory_.pages} * page_tokens_;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots[i] < 0) continue;
-        if (slots[i] >= end) refuse(concat("slot ", slots[i], " of ", end));
+        if (slots[i] >= end) refuse("slot ", slots[i], " of ", end);
         const auto cell = static_cast<std::uint32_t>(slots[i]);
         const bool begins = cell % plan_->block_tokens() == 0;
         if (i > 0 && !begins && slots[i] == slots[i - 1] + 1)
@@ -130,8 +128,8 @@ void PagedLayer::check_runs(std::span<const Blocks::Run> runs) const {
         const Beside* beside = beside_[number].get();
         if (beside == nullptr && !in_place()) require_seal(number);
         if (has_rows(number) && row > beside->rows)
-            refuse(concat("row ", row, " of page ", number, ", of which ", beside->rows,
-                          " have been written"));
+            refuse("row ", row, " of page ", number, ", of which ", beside->rows,
+                   " have been written");
     }
 }
 
@@ -277,7 +275,8 @@ void PagedLayer::mark_open(std::uint32_t number) noexcept {
     Beside& beside = *beside_[number];
     beside.packed = false;
     if (own()) return;
-    break_seal(number);  // first: a piece may lie on it
+    // The seal first: a piece may lie on it.
+    if (memory_.whole) store_->device().clear(seal(number), sizeof seal_);
     std::uint64_t word = ++opened_ * 0x9e3779b97f4a7c15;
     each_piece(number, beside.mark, [&](std::byte* from, std::byte* to, std::size_t bytes) {
         std::memcpy(from, &++word, bytes);

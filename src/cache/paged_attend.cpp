@@ -1,13 +1,11 @@
 // Attention to pages in place: a step's sequences at once.
 
 #include <algorithm>
-#include <string>
 
 #include "attention/query.h"
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
-#include "messages.h"
 #include "round.h"
 
 namespace lowkv {
@@ -18,16 +16,15 @@ void PagedLayer::set_views(const PagedSequence& sequence, std::size_t first_page
     const std::size_t pages = ceil_div(sequence.cells, page_tokens_);
     for (std::size_t p = first_page; p < pages; ++p) {
         if (sequence.pages[p] < 0 || static_cast<std::uint32_t>(sequence.pages[p]) >= memory_.pages)
-            refuse(concat("page ", sequence.pages[p], " of ", memory_.pages));
+            refuse("page ", sequence.pages[p], " of ", memory_.pages);
         const auto number = static_cast<std::uint32_t>(sequence.pages[p]);
         const std::size_t end = std::min<std::size_t>((p + 1) * page_tokens_, sequence.cells);
         Beside* beside = in_place() ? nullptr : valid(number);
         const bool exact = beside != nullptr && has_rows(number);
         if (exact) {
             if (end - p * page_tokens_ > beside->rows) {
-                refuse(concat("cell ", end - 1, " of a sequence is row ", (end - 1) % page_tokens_,
-                              " of page ", number, ", of which ", beside->rows,
-                              " have been written"));
+                refuse("cell ", end - 1, " of a sequence is row ", (end - 1) % page_tokens_,
+                       " of page ", number, ", of which ", beside->rows, " have been written");
             }
             beside->used = step_;
             if (!beside->packed) beside->first = p == 0 && sinks_ > 0;
@@ -48,8 +45,8 @@ void PagedLayer::find_pages(std::span<const PagedSequence> sequences, Step& step
     for (const PagedSequence& sequence : sequences) {
         if (sequence.queries > sequence.cells ||
             sequence.pages.size() < ceil_div(sequence.cells, page_tokens_))
-            refuse(concat(sequence.pages.size(), " pages and ", sequence.queries, " queries for ",
-                          sequence.cells, " cells"));
+            refuse(sequence.pages.size(), " pages and ", sequence.queries, " queries for ",
+                   sequence.cells, " cells");
         Step::Part part;
         // The cells from the first on that the first query of the step sees.
         const std::uint64_t seen = std::uint64_t{sliding_} + sequence.queries - 1;

@@ -12,8 +12,6 @@
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
-#include "lowkv/error.h"
-#include "round.h"
 
 namespace lowkv {
 

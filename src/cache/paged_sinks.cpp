@@ -9,8 +9,8 @@
 #include "cache/paged_step.h"
 #include "cache/store.h"
 #include "lowkv/device.h"
+#include "lowkv/error.h"
 #include "lowkv/serial.h"
-#include "messages.h"
 #include "round.h"
 #include "xxh64.h"
 
@@ -49,13 +49,8 @@ void PagedLayer::require_seal(std::uint32_t number) const {
     std::uint64_t found = 0;
     store_->device().copy_out(&found, seal(number), sizeof found);
     if (found == seal_) return;
-    refuse(concat("page ", number, " has not been packed with ",
-                  meaning(*plan_, page_tokens_, sinks_),
-                  ": its bytes come from another scheme, shape or version, or are not there"));
-}
-
-void PagedLayer::break_seal(std::uint32_t number) noexcept {
-    if (memory_.whole) store_->device().clear(seal(number), sizeof seal_);
+    refuse("page ", number, " has not been packed with ", meaning(*plan_, page_tokens_, sinks_),
+           ": its bytes come from another scheme, shape or version, or are not there");
 }
 
 // Whether a packed page has sinks.

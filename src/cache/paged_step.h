@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "lowkv/error.h"
@@ -14,8 +13,9 @@
 
 namespace lowkv {
 
-[[noreturn]] inline void refuse(const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, message);
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... message) {
+    throw Error(ErrorCode::invalid_argument, message...);
 }
 
 struct PagedLayer::Step {

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {
@@ -26,9 +24,8 @@ bool repeats(const Shape& shape, const QueryRows& queries, std::uint32_t t) noex
 
 void QueryEnergy::add(const Shape& shape, const QueryRows& queries) {
     if (queries.heads == 0 || queries.heads % shape.kv_heads != 0)
-        throw Error(ErrorCode::invalid_argument,
-                    concat(queries.heads, " query heads; there must be a multiple of the ",
-                           shape.kv_heads, " kv heads"));
+        throw Error(ErrorCode::invalid_argument, queries.heads,
+                    " query heads; there must be a multiple of the ", shape.kv_heads, " kv heads");
     if (queries.weight == 0)
         throw Error(ErrorCode::invalid_argument,
                     "queries of weight 0; each stands for 1 token or more");
@@ -70,10 +67,9 @@ void QueryEnergy::restore(QueryState state) {
     const bool empty = state.values.empty();
     if (state.tokens > enough || state.heads > most_heads || (empty && state.kept) ||
         (!empty && !state.kept && (state.tokens == 0 || state.heads == 0)))
-        throw Error(ErrorCode::invalid_image,
-                    concat("image: query energies of ", state.tokens, " tokens and ", state.heads,
-                           " heads; legal: 1 to ", enough, " tokens, 1 to ", most_heads,
-                           " heads to a kv head"));
+        throw Error(ErrorCode::invalid_image, "image: query energies of ", state.tokens,
+                    " tokens and ", state.heads, " heads; legal: 1 to ", enough, " tokens, 1 to ",
+                    most_heads, " heads to a kv head");
     tokens_ = state.tokens;
     heads_ = state.heads;
     kept_ =

@@ -1,10 +1,8 @@
 #include "cache/store.h"
 
 #include <algorithm>
-#include <string>
 
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv {
 
@@ -28,14 +26,12 @@ void Store::Impl::check_budget(std::size_t more, std::size_t less) const {
     const std::size_t held = stats.exact_bytes + stats.packed_bytes;
     const std::size_t needed = held + more - less;
     if (stats.budget_bytes == 0 || more <= less || needed <= stats.budget_bytes) return;
-    throw Error(
-        ErrorCode::over_budget,
-        concat("over budget: the store holds ", held, " of ", stats.budget_bytes, " bytes (",
-               stats.exact_blocks, " exact and ", stats.packed_blocks,
-               " packed blocks) and this needs ", needed - held,
-               " more; free or truncate a sequence, pack more of it, or raise the budget to "
-               "at least ",
-               needed, " bytes"));
+    throw Error(ErrorCode::over_budget, "over budget: the store holds ", held, " of ",
+                stats.budget_bytes, " bytes (", stats.exact_blocks, " exact and ",
+                stats.packed_blocks, " packed blocks) and this needs ", needed - held,
+                " more; free or truncate a sequence, pack more of it, or raise the budget to "
+                "at least ",
+                needed, " bytes");
 }
 
 void Store::Impl::hold(bool packed, std::size_t bytes) noexcept {

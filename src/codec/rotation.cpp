@@ -6,11 +6,9 @@
 #include <cstddef>
 #include <numbers>
 #include <span>
-#include <string>
 
 #include "codec/hadamard16.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv::codec {
 namespace {
@@ -150,9 +148,8 @@ std::vector<float> transpose(std::span<const float> matrix, std::uint32_t head_d
 
 Rotation::Rotation(std::uint32_t head_dim) : head_dim_(head_dim) {
     if (head_dim == 0 || head_dim % tile != 0 || head_dim > max_head_dim) {
-        throw Error(ErrorCode::invalid_argument,
-                    concat("head_dim ", head_dim,
-                           " of a rotation must be a multiple of 16, from 16 to 576"));
+        throw Error(ErrorCode::invalid_argument, "head_dim ", head_dim,
+                    " of a rotation must be a multiple of 16, from 16 to 576");
     }
 }
 

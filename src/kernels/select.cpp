@@ -7,7 +7,6 @@
 #include "isa/table.h"
 #include "lowkv/error.h"
 #include "lowkv/implementation.h"
-#include "messages.h"
 #include "platform/system.h"
 
 namespace lowkv {
@@ -55,14 +54,12 @@ const Table& select(std::string_view name) {
     for (const Table* table : tables) {
         if (name.empty() ? table->supported() : table->name == name) {
             if (table->supported()) return *table;
-            throw Error(ErrorCode::unsupported,
-                        concat(source, "=", name, " needs ", table->description,
-                               ", which this CPU lacks; it runs: ", supported_names()));
+            throw Error(ErrorCode::unsupported, source, "=", name, " needs ", table->description,
+                        ", which this CPU lacks; it runs: ", supported_names());
         }
     }
-    throw Error(
-        ErrorCode::unsupported,
-        concat(source, "=", name, " is not in this build; this CPU runs: ", supported_names()));
+    throw Error(ErrorCode::unsupported, source, "=", name,
+                " is not in this build; this CPU runs: ", supported_names());
 }
 
 const PartKernels& find(const Table& table, std::string_view name) {
@@ -71,7 +68,7 @@ const PartKernels& find(const Table& table, std::string_view name) {
             if (kernels.name == name) return kernels;
         }
     }
-    throw Error(ErrorCode::unsupported, concat(table.name, " has no kernels named ", name));
+    throw Error(ErrorCode::unsupported, table.name, " has no kernels named ", name);
 }
 
 }  // namespace kernels

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "isa/table.h"
@@ -9,7 +8,6 @@
 #include "lowkv/error.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/rotation.h"
-#include "messages.h"
 #include "quantizers/codes_part.h"
 #include "xxh64.h"
 
@@ -61,30 +59,24 @@ std::uint64_t hash_of(const LayerScheme& scheme, const LayerInputs& inputs) {
 void check_shape(const Shape& shape) {
     constexpr std::uint32_t max_kv_heads = 4096;
     if (shape.head_dim < 16 || shape.head_dim > codec::max_lanes || shape.head_dim % 16 != 0) {
-        throw Error(ErrorCode::invalid_argument,
-                    concat("head_dim ", shape.head_dim,
-                           " is not supported; legal: a multiple of 16 "
-                           "from 16 to 576"));
+        throw Error(ErrorCode::invalid_argument, "head_dim ", shape.head_dim,
+                    " is not supported; legal: a multiple of 16 from 16 to 576");
     }
     if (shape.kv_heads < 1 || shape.kv_heads > max_kv_heads) {
-        throw Error(
-            ErrorCode::invalid_argument,
-            concat("kv_heads ", shape.kv_heads, " is not supported; legal: 1 to ", max_kv_heads));
+        throw Error(ErrorCode::invalid_argument, "kv_heads ", shape.kv_heads,
+                    " is not supported; legal: 1 to ", max_kv_heads);
     }
 }
 
 void check_latent(const Shape& shape, const PackedPart& keys, const Codec& codec) {
     if (shape.kv_heads != 1 || shape.value_dim > shape.head_dim || shape.value_dim % 16 != 0)
-        throw Error(
-            ErrorCode::invalid_argument,
-            concat("values in ", shape.value_dim, " of ", shape.head_dim, " channels of ",
-                   shape.kv_heads,
-                   " kv heads' keys are not supported; legal: of one head, a multiple of 16"));
+        throw Error(ErrorCode::invalid_argument, "values in ", shape.value_dim, " of ",
+                    shape.head_dim, " channels of ", shape.kv_heads,
+                    " kv heads' keys are not supported; legal: of one head, a multiple of 16");
     if (keys.rotation() != nullptr || keys.has_positions())
-        throw Error(ErrorCode::unsupported,
-                    to_string(codec) +
-                        " turns keys, and in multi-head latent attention they are the values, too; "
-                        "use exact, sorted keys, as of lowkv3, or channel keys, as of int8");
+        throw Error(ErrorCode::unsupported, to_string(codec),
+                    " turns keys, and in multi-head latent attention they are the values, too; "
+                    "use exact, sorted keys, as of lowkv3, or channel keys, as of int8");
 }
 
 // The part of values that lie in their keys.
@@ -110,8 +102,8 @@ std::size_t element_bytes(RowType type) {
         case RowType::f16:
         case RowType::bf16: return 2;
     }
-    throw Error(ErrorCode::invalid_argument, concat("rows of type ", static_cast<unsigned>(type),
-                                                    "; legal: 1 (f32), 2 (f16), 3 (bf16)"));
+    throw Error(ErrorCode::invalid_argument, "rows of type ", static_cast<unsigned>(type),
+                "; legal: 1 (f32), 2 (f16), 3 (bf16)");
 }
 
 std::uint32_t block_tokens(const LayerScheme& scheme) noexcept {

@@ -5,12 +5,10 @@
 #include <cmath>
 #include <functional>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
-#include "messages.h"
 
 namespace lowkv {
 
@@ -35,8 +33,8 @@ std::optional<Quantity> parse_quantity(std::string_view text) {
 std::size_t parse_size(std::string_view text, std::string_view name) {
     const std::optional<Quantity> size = parse_quantity(text);
     if (size && size->value >= 1 && size->in_bytes()) return static_cast<std::size_t>(size->value);
-    throw Error(ErrorCode::invalid_argument,
-                concat(name, "=", text, " is no size: say 24MiB, 1.5GiB, 16GB or 2000000000"));
+    throw Error(ErrorCode::invalid_argument, name, "=", text,
+                " is no size: say 24MiB, 1.5GiB, 16GB or 2000000000");
 }
 
 std::size_t descend(std::span<LadderBlock> blocks, std::span<const std::size_t> bytes,
@@ -85,10 +83,10 @@ std::vector<LayerScheme> rungs_before(const Scheme& scheme, std::string_view nam
         }
     throw Error(
         ErrorCode::unsupported,
-        concat(
-            name,
-            " is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
-            "layers alike: it ends with the one that is named and begins with ones of more bits"));
+
+        name,
+        " is for the schemes lowkv4, lowkv3, lowkv2.8, lowkv2 and lowkv1.5, in all "
+        "layers alike: it ends with the one that is named and begins with ones of more bits");
 }
 
 }  // namespace lowkv

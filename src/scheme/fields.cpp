@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "lowkv/error.h"
 #include "lowkv/quantizer.h"
-#include "messages.h"
 
 namespace lowkv::scheme {
 namespace {

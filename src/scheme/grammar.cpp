@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "messages.h"
+#include "lowkv/error.h"
 #include "scheme/fields.h"
 
 namespace lowkv {

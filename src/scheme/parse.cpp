@@ -5,7 +5,6 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
-#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
@@ -43,9 +42,8 @@ class Parser {
 
     Scheme parse() {
         if (trimmed(text_).empty()) {
-            throw Error(ErrorCode::invalid_scheme, "the scheme is empty; name a preset (" +
-                                                       scheme::preset_names() +
-                                                       ") or spell it out: " + spelled_out());
+            throw Error(ErrorCode::invalid_scheme, "the scheme is empty; name a preset (",
+                        scheme::preset_names(), ") or spell it out: ", spelled_out());
         }
         bool first = true;
         for (const std::string_view part : split(text_, ',')) {
@@ -87,13 +85,12 @@ class Parser {
     void refuse_removed(std::string_view word) const {
         const std::string_view instead = scheme::instead_of_removed(word);
         if (instead.empty()) return;
-        throw Error(ErrorCode::invalid_scheme,
-                    concat(place_of(word), "is no longer in lowkv: ", instead));
+        throw Error(ErrorCode::invalid_scheme, place_of(word), "is no longer in lowkv: ", instead);
     }
 
     [[noreturn]] void reject(std::string_view word, const std::string& problem,
                              const std::string& legal) const {
-        throw Error(ErrorCode::invalid_scheme, place_of(word) + problem + "; legal: " + legal);
+        throw Error(ErrorCode::invalid_scheme, place_of(word), problem, "; legal: ", legal);
     }
 
     const Preset& preset(std::string_view word) const {
@@ -142,10 +139,9 @@ class Parser {
         for (const scheme::CodecOption& needed : scheme::codec_options()) {
             if (std::ranges::find(given_, needed.word) != given_.end()) continue;
             // Not exact by default: a forgotten codec would be a cache of five times the size.
-            throw Error(ErrorCode::invalid_scheme,
-                        concat("scheme ", quoted(text_), " names no ", needed.name,
-                               ": start with a preset (", scheme::preset_names(), ") or add ",
-                               needed.word, "=, such as ", spelled_out()));
+            throw Error(ErrorCode::invalid_scheme, "scheme ", quoted(text_), " names no ",
+                        needed.name, ": start with a preset (", scheme::preset_names(), ") or add ",
+                        needed.word, "=, such as ", spelled_out());
         }
     }
 

@@ -185,9 +185,7 @@ std::span<const Preset> scheme::all_presets() {
         preset({"skvq-k2v2", "SKVQ's 2 bits; needs a calibration", skvq_paper},
                skvq(Width::two, Stage::pre), skvq(Width::two, Stage::post)),
         preset({"skvq-k2v1.5",
-                "SKVQ's smallest: 2-bit keys and 1.5-bit values; needs a "
-                "calibration",
-                skvq_paper},
+                "SKVQ's smallest: 2-bit keys and 1.5-bit values; needs a calibration", skvq_paper},
                skvq(Width::two, Stage::pre), skvq(Width::ternary, Stage::post)),
         kvquant_preset({"kvquant4", "KVQuant's nuq4; needs a calibration", kvquant_paper},
                        Width::four, 0),
@@ -195,11 +193,10 @@ std::span<const Preset> scheme::all_presets() {
                        Width::three, 0),
         kvquant_preset({"kvquant2", "KVQuant's nuq2; needs a calibration", kvquant_paper},
                        Width::two, 0),
-        kvquant_preset({"kvquant4-1%",
-                        "KVQuant's nuq4-1%: a hundredth kept in f16; needs a "
-                        "calibration",
-                        kvquant_paper},
-                       Width::four, 10),
+        kvquant_preset(
+            {"kvquant4-1%", "KVQuant's nuq4-1%: a hundredth kept in f16; needs a calibration",
+             kvquant_paper},
+            Width::four, 10),
         kvquant_preset({"kvquant3-1%", "KVQuant's nuq3-1%; needs a calibration", kvquant_paper},
                        Width::three, 10),
         kvquant_preset({"kvquant2-1%", "KVQuant's nuq2-1%; needs a calibration", kvquant_paper},

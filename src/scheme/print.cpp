@@ -1,7 +1,7 @@
+#include "lowkv/error.h"
 #include "lowkv/grammar.h"
 #include "lowkv/quantizer.h"
 #include "lowkv/scheme.h"
-#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {

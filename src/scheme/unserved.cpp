@@ -9,7 +9,6 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
-#include "messages.h"
 
 namespace lowkv {
 namespace {

@@ -4,14 +4,14 @@
 
 #include "lowkv/error.h"
 #include "lowkv/scheme.h"
-#include "messages.h"
 #include "scheme/fields.h"
 
 namespace lowkv {
 namespace {
 
-[[noreturn]] void reject(const std::string& message) {
-    throw Error(ErrorCode::invalid_scheme, message);
+template <class... Parts>
+[[noreturn]] void reject(const Parts&... message) {
+    throw Error(ErrorCode::invalid_scheme, message...);
 }
 
 void validate(const Codec& codec, const std::string& what) {
@@ -19,7 +19,7 @@ void validate(const Codec& codec, const std::string& what) {
     if (codec.exact()) {
         // One exact codec only, so that equal texts are equal schemes.
         if (codec != Codec{}) {
-            reject(what +
+            reject(what,
                    ": an exact codec has no axis, group or metadata; leave them as in Codec{}");
         }
         return;
@@ -30,8 +30,8 @@ void validate(const Codec& codec, const std::string& what) {
             field.choices.end()) {
             continue;
         }
-        reject(concat(what, ": ", value, " is not a legal ", field.name,
-                      "; legal: ", scheme::legal_words(field.choices)));
+        reject(what, ": ", value, " is not a legal ", field.name,
+               "; legal: ", scheme::legal_words(field.choices));
     }
 }
 
@@ -42,7 +42,7 @@ void validate(const LayerScheme& layer, const std::string& prefix) {
         validate(codec, what);
         if (codec.quantizer != nullptr || codec.exact()) continue;
         const std::string_view wrong = scheme::restriction(codec, option.part);
-        if (!wrong.empty()) reject(concat(what, " ", to_string(codec), ": ", wrong));
+        if (!wrong.empty()) reject(what, " ", to_string(codec), ": ", wrong);
     }
 }
 
@@ -50,7 +50,7 @@ void validate_filter(const Retention& retention) {
     const auto choices = scheme::filter_choices();
     const auto value = static_cast<std::uint32_t>(retention.filter);
     if (std::ranges::find(choices, value, &scheme::Choice::value) == choices.end()) {
-        reject(concat(value, " is not a filter; legal: ", scheme::legal_words(choices)));
+        reject(value, " is not a filter; legal: ", scheme::legal_words(choices));
     }
     const bool decides = retention.keep > 0 || retention.evict > 0;
     if (retention.filter == Filter::none && decides) {
@@ -60,8 +60,8 @@ void validate_filter(const Retention& retention) {
         reject("the filter has nothing to do: add keep=, evict= or both, such as keep=5%");
     }
     if (retention.keep + retention.evict > 100) {
-        reject(concat("keep=", retention.keep, "% and evict=", retention.evict,
-                      "% are more than all tokens; legal: at most 100% together"));
+        reject("keep=", retention.keep, "% and evict=", retention.evict,
+               "% are more than all tokens; legal: at most 100% together");
     }
 }
 
@@ -72,13 +72,13 @@ void validate(const Scheme& scheme) {
     for (const scheme::RetentionField& field : scheme::retention_fields()) {
         const std::uint32_t number = scheme.retention.*field.number;
         if (field.legal(number)) continue;
-        reject(concat(field.name, " is ", number, "; legal: ", scheme::legal_numbers(field)));
+        reject(field.name, " is ", number, "; legal: ", scheme::legal_numbers(field));
     }
     validate_filter(scheme.retention);
     for (const LayerOverride& layers : scheme.overrides) {
         const std::string name = concat("layer.", layers.first, "-", layers.last);
         if (layers.first > layers.last || layers.last >= scheme::max_layers) {
-            reject(concat(name, ": legal: first <= last < ", scheme::max_layers));
+            reject(name, ": legal: first <= last < ", scheme::max_layers);
         }
         validate(layers.scheme, name + ": ");
     }
@@ -87,8 +87,8 @@ void validate(const Scheme& scheme) {
 void require_layers(const Scheme& scheme, std::uint32_t layers) {
     for (const LayerOverride& layer : scheme.overrides) {
         if (layer.last < layers) continue;
-        reject(concat(to_string(scheme), " has an override of layer ", layer.last,
-                      ", but this model has ", layers, " layers, numbered 0 to ", layers - 1));
+        reject(to_string(scheme), " has an override of layer ", layer.last, ", but this model has ",
+               layers, " layers, numbered 0 to ", layers - 1);
     }
 }
 

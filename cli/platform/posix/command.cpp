@@ -17,6 +17,7 @@
 
 #include "common/machine.h"
 #include "common/process.h"
+#include "lowkv/error.h"
 #include "platform/group_limits.h"
 
 namespace lowkv::cli {
@@ -53,11 +54,9 @@ unsigned cores_of(IsAmong is_among) {
     for (long number = 0; number < all; ++number) {
         if (!is_among(number)) continue;
         ++processors;
-        const std::string siblings =
-            value_in(("/sys/devices/system/cpu/cpu" + std::to_string(number) +
-                      "/topology/thread_siblings_list")
-                         .c_str(),
-                     "");
+        const std::string siblings = value_in(
+            concat("/sys/devices/system/cpu/cpu", number, "/topology/thread_siblings_list").c_str(),
+            "");
         if (!siblings.empty()) cores.insert(siblings);
     }
     return std::max(cores.empty() ? processors : static_cast<unsigned>(cores.size()), 1U);

@@ -15,6 +15,7 @@
 #include "common/machine.h"
 #include "common/saved_states.h"
 #include "common/terminal.h"
+#include "lowkv/error.h"
 #include "lowkv/serial.h"
 #include "platform/system.h"
 
@@ -80,7 +81,7 @@ std::map<int, KeptSlot> whole_conversations(const fs::path& folder) {
         if (entry.path().filename().string().ends_with("-part")) fs::remove(entry.path());
     std::map<int, KeptSlot> newest;
     for (const KeptSlot& kept : kept_in(folder)) {
-        const std::string begin = "slot-" + std::to_string(kept.slot) + "-";
+        const std::string begin = concat("slot-", kept.slot, "-");
         const bool whole = kept.path.filename() == begin + checksum(kept.path) + ".bin";
         if (!whole) say("--keep: " + kept.path.string() + " is damaged and was removed");
         if (!whole || !newest.emplace(kept.slot, kept).second) fs::remove(kept.path);
@@ -188,7 +189,7 @@ void Keeper::work() {
         try {
             f();
         } catch (const std::exception& error) {
-            say(std::string("--keep: ") + error.what());
+            say(concat("--keep: ", error.what()));
         }
         lock.lock();
         busy_ = false;
@@ -221,7 +222,7 @@ std::string Keeper::ask(int slot, const char* action, const std::string& file) {
     client.set_read_timeout(std::chrono::minutes(10));  // a slot in use is waited for
     if (!key_.empty()) client.set_bearer_token_auth(key_);
     const httplib::Result answer =
-        client.Post(prefix_ + "/slots/" + std::to_string(slot) + "?action=" + action,
+        client.Post(concat(prefix_, "/slots/", slot, "?action=", action),
                     nlohmann::json{{"filename", file}}.dump(), "application/json");
     if (!answer) return "no answer (" + httplib::to_string(answer.error()) + ")";
     if (answer->status == 200) return "";
@@ -229,7 +230,7 @@ std::string Keeper::ask(int slot, const char* action, const std::string& file) {
     const bool has_message =
         told.is_object() && told.contains("error") && told["error"].contains("message");
     return has_message ? told["error"]["message"].get<std::string>()
-                       : "status " + std::to_string(answer->status);
+                       : concat("status ", answer->status);
 }
 
 // All at once, so that they come before what clients ask.
@@ -243,16 +244,16 @@ void Keeper::restore_all(const std::map<int, KeptSlot>& found) {
 void Keeper::restore(const KeptSlot& kept) {
     if (const std::string why = ask(kept.slot, "restore", kept.path.filename().string());
         !why.empty())
-        say("--keep: slot " + std::to_string(kept.slot) + " was not restored: " + why);
+        say(concat("--keep: slot ", kept.slot, " was not restored: ", why));
 }
 
 void Keeper::save(int slot) {
-    const std::string begin = "slot-" + std::to_string(slot) + "-";
+    const std::string begin = concat("slot-", slot, "-");
     const fs::path part = slots_ / (begin + "part");
     std::error_code none;
     if (const std::string why = ask(slot, "save", part.filename().string()); !why.empty()) {
         fs::remove(part, none);
-        say("--keep: slot " + std::to_string(slot) + " was not saved: " + why);
+        say(concat("--keep: slot ", slot, " was not saved: ", why));
         return;
     }
     fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write);

@@ -1,4 +1,5 @@
 #include "common/saved_states.h"
+#include "lowkv/error.h"
 
 #ifdef __linux__
 #include <fcntl.h>
@@ -110,8 +111,8 @@ void give_zeros_back(const std::string& path) {
             if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                           at + static_cast<off_t>(first * block),
                           static_cast<off_t>((end - first) * block)) != 0)
-                fail(path, "its file system can't leave zeros out (" +
-                               std::string(std::strerror(errno)) + ")");
+                fail(path,
+                     concat("its file system can't leave zeros out (", std::strerror(errno), ")"));
         }
         at += got;
     }

@@ -10,7 +10,6 @@
 
 #include "calibration/file/safetensors.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv::calibration {
 namespace {
@@ -19,7 +18,10 @@ constexpr std::string_view format = "lowkv-calibration";
 constexpr const char* hash_key = "hash";
 constexpr std::uint64_t max_layers = 4096, max_heads = 4096, max_head_dim = 576;
 
-[[noreturn]] void fail(const std::string& why) { throw Error(ErrorCode::invalid_calibration, why); }
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... why) {
+    throw Error(ErrorCode::invalid_calibration, why...);
+}
 
 // Both halves of every layer, by the names that they have in the file.
 template <class C, class F>
@@ -124,7 +126,7 @@ CalibrationFile load_calibration(const std::string& path) {
                       .tokens = file.number("tokens", UINT64_MAX)};
         return out;
     } catch (const std::exception& error) {
-        fail(path + ": " + error.what());
+        fail(path, ": ", error.what());
     }
 }
 
@@ -157,9 +159,9 @@ void require_scheme(const Calibration& calibration, const Scheme& scheme, const 
     const Scheme made = parse_scheme(calibration.scheme);
     for (std::uint32_t i = 0; i < calibration.layers.size(); ++i) {
         if (made.layer(i) == scheme.layer(i)) continue;
-        fail(concat(what, what_for(calibration), ", not for ", to_string(scheme), ": layer ", i,
-                    " differs. Calibrate with --scheme ", to_string(scheme), ", or use scheme ",
-                    calibration.scheme));
+        fail(what, what_for(calibration), ", not for ", to_string(scheme), ": layer ", i,
+             " differs. Calibrate with --scheme ", to_string(scheme), ", or use scheme ",
+             calibration.scheme);
     }
 }
 
@@ -170,18 +172,16 @@ void require_layer(const Calibration& calibration, std::uint32_t layer, const Sh
         return concat(s.kv_heads, " kv heads of ", s.head_dim, " channels");
     };
     if (shape != calibration.shape)
-        fail(what + " was made for " + words(calibration.shape) + "; this model has " +
-             words(shape));
+        fail(what, " was made for ", words(calibration.shape), "; this model has ", words(shape));
     if (layer >= calibration.layers.size())
-        fail(concat(what, " was made for a model of ", calibration.layers.size(),
-                    " layers; this one has more"));
+        fail(what, " was made for a model of ", calibration.layers.size(),
+             " layers; this one has more");
 }
 
 void require_model(const Calibration& calibration, const std::string& fingerprint,
                    const std::string& what) {
     if (fingerprint == calibration.model) return;
-    fail(what + " was made for another model: " + calibration.model + "; this one is " +
-         fingerprint);
+    fail(what, " was made for another model: ", calibration.model, "; this one is ", fingerprint);
 }
 
 }  // namespace lowkv::calibration

@@ -1,7 +1,6 @@
 #include "lowkv/calibration_file.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <stdexcept>
@@ -9,7 +8,6 @@
 
 #include "calibration/file/safetensors.h"
 #include "lowkv/error.h"
-#include "messages.h"
 
 namespace lowkv::calibration {
 namespace {
@@ -74,7 +72,7 @@ FisherWeights load_fisher(const std::string& path, std::uint32_t layers, const S
         }
         return out;
     } catch (const std::exception& error) {
-        throw Error(ErrorCode::invalid_calibration, path + ": " + error.what());
+        throw Error(ErrorCode::invalid_calibration, path, ": ", error.what());
     }
 }
 

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "lowkv/error.h"
-#include "messages.h"
 #include "nlohmann/json.hpp"
 #include "platform/system.h"
 #include "round.h"
@@ -26,7 +25,10 @@ constexpr std::size_t length_bytes = 8;
 constexpr std::size_t max_header = std::size_t{16} << 20;
 constexpr std::size_t max_file = std::size_t{512} << 20;
 
-[[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... why) {
+    throw std::runtime_error(concat(why...));
+}
 
 std::uint64_t element_bytes(const std::string& dtype) {
     if (dtype == "F32") return sizeof(float);
@@ -54,24 +56,23 @@ std::string read_bytes(const std::string& name) {
     if (!std::filesystem::is_regular_file(path))
         fail(exists(path) ? "it is no regular file" : "there is no such file");
     const std::uintmax_t size = std::filesystem::file_size(path);
-    if (size > max_file)
-        fail(concat("it has ", size, " bytes; a calibration has at most ", max_file));
+    if (size > max_file) fail("it has ", size, " bytes; a calibration has at most ", max_file);
     errno = 0;
     std::ifstream file(path, std::ios::binary);
     std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (!file) fail(concat("it can't be read: ", std::strerror(errno)));
+    if (!file) fail("it can't be read: ", std::strerror(errno));
     return bytes;
 }
 
 std::size_t header_length(std::string_view bytes) {
     if (bytes.size() < length_bytes)
-        fail(concat("it ends after ", bytes.size(), " bytes, within the length of its header"));
+        fail("it ends after ", bytes.size(), " bytes, within the length of its header");
     std::uint64_t length = 0;
     for (std::size_t i = length_bytes; i-- > 0;)
         length = length << 8 | static_cast<unsigned char>(bytes[i]);
     if (length > std::min(max_header, bytes.size() - length_bytes))
-        fail(concat("its header would have ", length, " bytes, and ", bytes.size() - length_bytes,
-                    " follow: it is cut short, or no safetensors file"));
+        fail("its header would have ", length, " bytes, and ", bytes.size() - length_bytes,
+             " follow: it is cut short, or no safetensors file");
     return length;
 }
 
@@ -86,8 +87,8 @@ std::vector<std::uint64_t> numbers(const std::string& name, const Json& entry, c
     const Json list = entry.value(key, Json());
     if (!list.is_array() || list.size() != count ||
         !std::ranges::all_of(list, &Json::is_number_unsigned))
-        fail(concat("tensor ", name, " has no ", key, " of ", count,
-                    count == 1 ? " whole number" : " whole numbers"));
+        fail("tensor ", name, " has no ", key, " of ", count,
+             count == 1 ? " whole number" : " whole numbers");
     return list.get<std::vector<std::uint64_t>>();
 }
 
@@ -97,15 +98,14 @@ Tensor tensor_at(Place& place, const Json& entry, std::string_view data) {
     const Json dtype = entry.value("dtype", Json());
     place.begin = at[0], place.end = at[1];
     if (place.begin > place.end || place.end > data.size())
-        fail(concat("tensor ", place.name, " lies at ", place.begin, " to ", place.end,
-                    "; the file has ", data.size(), " bytes of data"));
+        fail("tensor ", place.name, " lies at ", place.begin, " to ", place.end, "; the file has ",
+             data.size(), " bytes of data");
     const std::size_t bytes = place.end - place.begin;
     const std::uint64_t size = dtype.is_string() ? element_bytes(dtype.get<std::string>()) : 0;
-    if (size == 0)
-        fail("tensor " + place.name + " has dtype " + dtype.dump() + "; legal: F32, U16");
+    if (size == 0) fail("tensor ", place.name, " has dtype ", dtype.dump(), "; legal: F32, U16");
     if (bytes % size != 0 || bytes / size != elements)
-        fail(concat("tensor ", place.name, " has ", bytes, " bytes; legal: those of ", elements,
-                    " elements of dtype ", dtype.dump()));
+        fail("tensor ", place.name, " has ", bytes, " bytes; legal: those of ", elements,
+             " elements of dtype ", dtype.dump());
     const auto of_it = std::as_bytes(std::span(data.substr(place.begin, bytes)));
     return {.dtype = dtype, .data = {of_it.begin(), of_it.end()}};
 }
@@ -116,12 +116,12 @@ void check_places(std::vector<Place> places, std::size_t data_bytes) {
     std::uint64_t at = 0;
     for (const Place& place : places) {
         if (place.begin != at)
-            fail(concat("tensor ", place.name, " begins at byte ", place.begin,
-                        " of the data, where those before it end at ", at));
+            fail("tensor ", place.name, " begins at byte ", place.begin,
+                 " of the data, where those before it end at ", at);
         at = place.end;
     }
     if (at != data_bytes)
-        fail(concat("its tensors end at byte ", at, " of the data, the data at ", data_bytes));
+        fail("its tensors end at byte ", at, " of the data, the data at ", data_bytes);
 }
 
 TensorFile parse(std::string_view bytes) {
@@ -132,10 +132,10 @@ TensorFile parse(std::string_view bytes) {
     TensorFile file;
     std::vector<Place> places;
     for (const auto& [name, entry] : header.items()) {
-        if (!entry.is_object()) fail("entry " + name + " of its header is no JSON object");
+        if (!entry.is_object()) fail("entry ", name, " of its header is no JSON object");
         if (name == "__metadata__") {
             for (const auto& [key, value] : entry.items()) {
-                if (!value.is_string()) fail("its metadata " + key + " is no text");
+                if (!value.is_string()) fail("its metadata ", key, " is no text");
                 file.metadata[key] = value;
             }
             continue;
@@ -177,12 +177,12 @@ Tensor Tensor::of(const std::vector<std::uint16_t>& values) { return tensor_of("
 const Tensor& TensorFile::find(const std::string& name, std::string_view dtype,
                                std::size_t size) const {
     const auto found = tensors.find(name);
-    if (found == tensors.end()) fail("tensor " + name + " is missing");
+    if (found == tensors.end()) fail("tensor ", name, " is missing");
     const Tensor& tensor = found->second;
     if (tensor.dtype != dtype)
-        fail(concat("tensor ", name, " has dtype ", tensor.dtype, "; legal: ", dtype));
+        fail("tensor ", name, " has dtype ", tensor.dtype, "; legal: ", dtype);
     if (tensor.elements() != size)
-        fail(concat("tensor ", name, " has ", tensor.elements(), " elements; legal: ", size));
+        fail("tensor ", name, " has ", tensor.elements(), " elements; legal: ", size);
     return tensor;
 }
 
@@ -197,7 +197,7 @@ void TensorFile::read(const std::string& name, std::size_t size,
 
 const std::string& TensorFile::meta(const std::string& key) const {
     const auto found = metadata.find(key);
-    if (found == metadata.end()) fail("its metadata has no " + key);
+    if (found == metadata.end()) fail("its metadata has no ", key);
     return found->second;
 }
 
@@ -206,7 +206,7 @@ std::uint64_t TensorFile::number(const std::string& key, std::uint64_t most) con
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > most)
-        fail(concat("its metadata ", key, " is \"", text, "\"; legal: a number from 1 to ", most));
+        fail("its metadata ", key, " is \"", text, "\"; legal: a number from 1 to ", most);
     return value;
 }
 
@@ -214,7 +214,7 @@ TensorFile read_tensors(const std::string& path) {
     try {
         return parse(read_bytes(path));
     } catch (const std::exception& error) {
-        throw Error(ErrorCode::invalid_calibration, path + ": " + error.what());
+        throw Error(ErrorCode::invalid_calibration, path, ": ", error.what());
     }
 }
 
@@ -227,7 +227,7 @@ void write_tensors(const std::string& path, const TensorFile& file) {
     try {
         platform::replace_file(platform::path_of(path), text + header + data, true);
     } catch (const std::runtime_error& error) {
-        throw Error(ErrorCode::invalid_argument, "can't write " + path + ": " + error.what());
+        throw Error(ErrorCode::invalid_argument, "can't write ", path, ": ", error.what());
     }
 }
 

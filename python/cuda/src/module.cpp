@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 
 #include "lowkv/cuda.h"
-#include "lowkv/error.h"
 
 namespace nb = nanobind;
 

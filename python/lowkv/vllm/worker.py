@@ -121,9 +121,7 @@ class Worker(CPUWorker):
 
     def _say_what_fits(self, kv_cache_config) -> None:
         dtype, stock = self.model_config.dtype, sum(self._stock_bytes().values())
-        packed = sum(impl.num_kv_heads * settings.cell_bytes(settings.used(), extract_layer_index(name),
-                                                             impl.num_kv_heads, impl.head_size, dtype)
-                     for name, impl in self._impls().items())
+        packed = self._page_bytes() // self.cache_config.block_size
         groups = kv_cache_config.kv_cache_groups
         tokens = kv_cache_config.num_blocks // len(groups) * min(group.kv_cache_spec.block_size for group in groups)
         logger.info("lowkv: scheme %s, %d tokens fit: %.2f times as many as in %s; exact rows beside them take %.1f "

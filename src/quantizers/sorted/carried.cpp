@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "codec/small_floats.h"
 #include "xxh64.h"
 
 namespace lowkv::codec {
