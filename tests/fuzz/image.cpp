@@ -23,8 +23,9 @@ const std::vector<Reader>& readers() {
     static const auto& all = *[] {
         auto* made = new std::vector<Reader>;
         const auto add = [&](Plan plan) {
-            const Retention retention{.window = 8, .sinks = 4};
             auto shared = std::make_shared<const Plan>(std::move(plan));
+            // Without sinks, a first block is packed by the queries that an image brings.
+            const Retention retention{.window = 8, .sinks = shared->wants_queries() ? 0u : 4u};
             made->push_back({shared, batch_retention(*shared, retention)});
         };
         const Rope rope{.frequencies = std::vector<float>(32, 0.5f)};
