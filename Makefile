@@ -277,6 +277,18 @@ test-tsan: setup ## core tests that run on several threads, and the plug-in's of
 	@$(call BUILD,tsan)
 	ctest --preset tsan -j $(JOBS)
 
+# What the targets in Python import: the package, its tests' models and files, atheris.
+FUZZ_PATH = $(CURDIR)/$(PACKAGE):$(call dep,LOWKV_LMCACHE):$(call dep,LOWKV_ATHERIS):$(CURDIR)/tests/python:$(CURDIR)/tests/python/saving
+SECONDS := 60
+.PHONY: fuzz
+fuzz: package ## libFuzzer on what reads others' bytes, SECONDS=60 each (T="image scheme": these); its corpus stays in the cache
+	@type -P clang++-19 >/dev/null || { echo "make fuzz needs clang++-19; on Debian 12: apt-get install clang-19" \
+	    "libclang-rt-19-dev libomp-19-dev"; exit 1; }
+	$(SETUP) headers llama-libraries fuzz
+	$(call BUILD,fuzz,fuzz_targets)
+	PYTHONPATH="$(FUZZ_PATH)" tests/fuzz/run.py --build build/fuzz --seconds $(SECONDS) \
+	    --python "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" $(T)
+
 NEEDS_OPENCL = type -P clinfo >/dev/null && clinfo -l | grep -q Device || { echo "make $@ needs an OpenCL device and" \
 	"clinfo; on Debian: apt-get install pocl-opencl-icd clinfo opencl-c-headers ocl-icd-opencl-dev"; exit 1; }
 

@@ -61,6 +61,7 @@ lowkv_default(LOWKV_BUILD_TESTS ${lowkv_have_headers}) # the C++ tests and examp
 set(LOWKV_CORE "" CACHE PATH "A build folder of these sources whose core is taken, not compiled again")
 option(LOWKV_BUILD_PYTHON "Build the Python extension (pip does: see pyproject.toml)" OFF)
 option(LOWKV_BUILD_PYTHON_CUDA "Build the extension of lowkv-cuda (pip does: see python/cuda/pyproject.toml)" OFF)
+option(LOWKV_FUZZ "Build the fuzz targets, with clang (the preset fuzz)" OFF)
 option(LOWKV_PORTABLE "For other machines (deps/dist.py): no path of this one is remembered" OFF)
 option(LOWKV_LINK_CHECK "Let the linker find all that the plug-in takes from ggml" ON)
 option(LOWKV_WERROR "Treat warnings in lowkv's own code as errors" ON)

@@ -311,6 +311,7 @@ PARTS = {part.name: part for part in (
            "LOWKV_PREVIOUS_TRANSFORMERS", "requirements-previous.txt", ["--no-deps"]),
     Beside("lmcache", "LMCache without its CUDA packages, for the round trips in its tests", "LOWKV_LMCACHE",
            "requirements-lmcache.txt", ["--no-deps", "--only-binary", ":all:"]),
+    Beside("fuzz", "atheris, for `make fuzz`", "LOWKV_ATHERIS", "requirements-fuzz.txt", ["--no-deps"]),
     Beside("reasoning-gym", "reasoning-gym, the tasks of eval/reasoning.py", "LOWKV_REASONING_GYM",
            "requirements-reasoning-gym.txt", ["--no-deps"]),
     # dill, with which datasets hashes its data, tells an installed package by this folder's name.

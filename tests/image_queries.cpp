@@ -198,6 +198,10 @@ TEST_CASE("an image of version 2 has no queries and is read; records that can't 
         text.step(odd, 100, 156);
         CHECK(odd.packed(1));
     }
+    // Means that are kept, of which one is as large as any, and the sum no larger.
+    Sequence largest = load(put(put(image, at + 8, 2), at + 16, 0x7f7fffff));
+    text.step(largest, 100, 156);
+    CHECK(largest.packed(1));
     // A scheme that weighs nothing by them has none.
     const auto other = std::make_shared<const Plan>(plan_of(parse_scheme("kivi2").base, shape));
     ImageHeader kivi;

@@ -33,6 +33,7 @@ PACKAGES = {
     "oclgrind": "oclgrind opencl-c-headers ocl-icd-opencl-dev",
     "ocloc": "intel-opencl-icd opencl-c-headers ocl-icd-opencl-dev",
     "hipcc": "hipcc",
+    "clang++-19": "clang-19 libclang-rt-19-dev libomp-19-dev",
 }
 
 
@@ -44,6 +45,8 @@ LANES = (
     Lane("asan", "test-asan", 950, ("include", "src", "guests", "cmake", "tests/CMakeLists.txt")),
     Lane("tsan", "test-tsan", 850,
          ("plugins", "src/cache", "src/executor.cpp", "src/attention", "include/lowkv/executor.h")),
+    Lane("fuzz", "fuzz", 1500, ("include", "src", "guests/calibration", "plugins", "cli/common", "cli/plan", "cli/run",
+                                "python", "tests/fuzz"), ("clang++-19",)),
     Lane("aarch64", "test-aarch64", 500, ("src/kernels", "guests/row/kernels"),
          ("aarch64-linux-gnu-g++", "qemu-aarch64")),
     Lane("windows", "test-windows", 1200,

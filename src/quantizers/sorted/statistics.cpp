@@ -27,11 +27,11 @@ void write_damping(const lowkv_sorted& part, const float* queries, std::byte* se
     const float sum = std::accumulate(queries, queries + channels, 0.0f);
     const float least = least_share * sum / static_cast<float>(channels);
     const float largest = *std::max_element(queries, queries + channels) + least;
-    if (!(least > 0) || !std::isfinite(sum)) return;
+    if (!(least > 0) || !std::isfinite(largest)) return;
     for (std::uint32_t c = 0; c < channels; ++c) {
         // To the nearest power of two; the least share keeps it above 2^-15 in heads of 576.
         const int octaves =
-            -std::ilogb((queries[c] + least) / largest * std::numbers::sqrt2_v<float>);
+            -std::ilogb((std::abs(queries[c]) + least) / largest * std::numbers::sqrt2_v<float>);
         section[part.section.damping + c / 2] |=
             static_cast<std::byte>(std::clamp(octaves, 0, 15) << 4 * (c & 1u));
     }
