@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "lowkv/error.h"
+#include "lowkv/serial.h"
 
 namespace lowkv::python {
 
