@@ -226,7 +226,7 @@ def restore(cache, file) -> None:
                 if (name := f"{layer.index}.{kind}") in found and file.get_slice(name).get_shape():
                     layer.restore(kind, file.get_tensor(name).to(cache.model().device))
                     found.remove(name)
-    deltas = {name: file.get_tensor(name).to(cache.model().device) for name in found & set(moved)}
+        wanted |= {f"{layer.index} (states)" for layer in cache.layers_with_states if not layer.saved()}
     for name in sorted((found - set(moved)) ^ wanted):
         raise Error(f"it has {'no image of layer' if name in wanted else 'a tensor'} {name!r}")
     for layer in cache.attention_layers:
@@ -240,4 +240,4 @@ def restore(cache, file) -> None:
     if len({(layer.length, layer.batch_size, layer.rows.dtype) for layer in cache.attention_layers}) > 1:
         raise Error("its layers differ in tokens, batch or dtype")
     for name, module in moved.items():
-        module.rope_deltas = deltas.get(name)
+        module.rope_deltas = file.get_tensor(name).to(cache.model().device) if name in found else None

@@ -260,12 +260,16 @@ def test_a_saved_prefix_with_other_states_is_refused(models, tmp_path):
         save_file(damaged, tmp_path / "prefix", metadata)
         with pytest.raises(lowkv.Error, match="its tensors are not those that were saved together"):
             lowkv.Cache.load(tmp_path / "prefix", model)
+    rows = {name: tensor for name, tensor in tensors.items() if name not in states}
+    save_file(rows, tmp_path / "prefix", {**metadata, "contents": saving._contents(rows, rows.get)})
+    with pytest.raises(lowkv.Error, match=r"it has no image of layer '[0-9]+ \(states\)'"):
+        lowkv.Cache.load(tmp_path / "prefix", model)
     layer = states[0].partition(".")[0]
     damages = {f"{layer}.other": torch.zeros(2, 2), f"{layer}.": torch.ones(2), states[0]: torch.zeros(())}
     for name, tensor in damages.items():
         other = {**tensors, name: tensor}
         save_file(other, tmp_path / "prefix", {**metadata, "contents": saving._contents(other, other.get)})
-        with pytest.raises(lowkv.Error, match=f"it has a tensor '{name}'"):
+        with pytest.raises(lowkv.Error, match=rf"it has (a tensor '{name}'|no image of layer '{layer} \(states\)')"):
             lowkv.Cache.load(tmp_path / "prefix", model)
 
 

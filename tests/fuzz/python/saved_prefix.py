@@ -8,11 +8,12 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["lowkv"]):
-    import lowkv
+    import lowkv.cache  # which lowkv itself imports later
+    import lowkv.states
+    from lowkv import saving
 import target
 import torch
 from families import FAMILIES, build
-from lowkv import saving
 from safetensors.torch import load, save, save_file
 from saved import filled
 
