@@ -28,10 +28,10 @@ PRODUCT = {
     "bench/kernels": "benchmarks",
 }
 GUESTS_INCLUDE = sorted(path.relative_to(ROOT) for path in (ROOT / "guests").glob("*/include"))
-LINES = {"core": 13272, "devices": 6189, "llama.cpp": 5533, "transformers": 2405, "vLLM": 679,
-         "command": 5419, "guests": 3476, "extras": 132, "benchmarks": 490}
-TOKENS = 466096
-BARS = {"files of the product under 30 lines": 46, "files of the product over 400 lines": 0,
+LINES = {"core": 13195, "devices": 6155, "llama.cpp": 5480, "transformers": 2396, "vLLM": 673,
+         "command": 5368, "guests": 3469, "extras": 132, "benchmarks": 490}
+TOKENS = 463844
+BARS = {"files of the product under 30 lines": 45, "files of the product over 400 lines": 0,
         "public headers of the core": 24, "includes of what comes after": 0,
         "parts of the plug-in in a circle of includes": 0}
 CORE = ("include", "platform", "src", "devices")  # whose includes are checked
