@@ -1,9 +1,17 @@
 """A tiny random-weight model of every family, built offline from its configuration."""
 
 import copy
+import os
+from pathlib import Path
 
 import torch
 import transformers
+
+# On AMX prompts meet packed rows as bf16: queries and keys are off by 2^-9 each, and so a score by 2^-8 of what its
+# channels' products add up to in size, about 4 in these tests (tests/attention_case.h).
+MATRIX_BUDGET = 2**-6
+CPU_MULTIPLIES_MATRICES = Path("/proc/cpuinfo").exists() and "amx_bf16" in Path("/proc/cpuinfo").read_text() \
+    and os.environ.get("LOWKV_IMPLEMENTATION", "amx") == "amx"
 
 SMALL = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
              max_position_embeddings=1024, bos_token_id=1, eos_token_id=2, pad_token_id=0)
