@@ -135,7 +135,7 @@ PACKAGE := build/python/site
 INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
 	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON \
-	--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/release $(2) $(or $(3),.)
+	--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/$(or $(4),release) $(2) $(or $(3),.)
 # $(call PYTEST,paths,tests): tests of the package, with these paths behind its own
 PYTEST = LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/$(PACKAGE):$(1)" \
 	"$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pytest $(2) $(PYTEST_ARGS)
@@ -243,17 +243,14 @@ change-cost: setup ## what a preset, a word, a subcommand, an instruction set co
 coverage: ## which lines and branches `make test` runs, by room (an hour); build/coverage/report.html has each line
 	@$(SETUP) text gemma venv-transformers lmcache venv-coverage
 	$(call BUILD,coverage)
-	$(call INSTALL,build/python-coverage,--config-settings=cmake.define.LOWKV_CORE=$(CURDIR)/build/coverage \
-	    --config-settings=cmake.define.CMAKE_CXX_FLAGS=--coverage)
+	$(call INSTALL,build/python-coverage,--config-settings=cmake.define.CMAKE_CXX_FLAGS=--coverage,,coverage)
 	find build/coverage build/python-coverage \( -name '*.gcda' -o -name '.coverage*' \) -delete
 	LOWKV_TEST_SAMPLE=2 ctest --preset coverage -j $(JOBS)
 	$(MAKE) test-e2e PRESET=coverage
 	site=$$(echo "$$(dirname $(call dep,LOWKV_COVERAGE_PYTHON))"/../lib/python*/site-packages)
-	printf '[run]\nbranch = true\nparallel = true\npatch = subprocess\nsource_pkgs = lowkv\ndata_file = %s\n' \
-	    "$(CURDIR)/build/coverage/.coverage" > build/coverage/coveragerc
-	LOWKV_MODEL="$(call dep,LOWKV_MODEL)" COVERAGE_RCFILE=$(CURDIR)/build/coverage/coveragerc \
-	    PYTHONPATH="$(CURDIR)/build/python-coverage/site:$(call dep,LOWKV_LMCACHE):$$site" \
-	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m coverage run -m pytest $(PY) $(SHORT) $(AT_ONCE) $(PYTEST_ARGS)
+	LOWKV_MODEL="$(call dep,LOWKV_MODEL)" PYTHONPATH="$(CURDIR)/build/python-coverage/site:$(call dep,LOWKV_LMCACHE):$$site" \
+	    "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m coverage run --branch --source=lowkv \
+	    --data-file=build/coverage/.coverage -m pytest $(PY) $(SHORT) $(PYTEST_ARGS)
 	"$(call dep,LOWKV_COVERAGE_PYTHON)" tests/covered.py --collect
 
 .PHONY: mutants

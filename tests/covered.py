@@ -5,7 +5,8 @@
     tests/covered.py --missing src/cache plugins/llama.cpp      the lines and branches there that never ran
 
 build/coverage/report.html shows all of them. A line counts if the compiler made code of it, in a header once however
-many programs include it. A branch is a way out of a condition, without those that only an exception takes."""
+many programs include it. A branch is a way out of a condition, without those that only an exception takes; those of a
+template count for each type that it is made for."""
 
 import argparse
 import json
@@ -24,16 +25,18 @@ CPP, PYTHON = BUILD / "cpp.json", BUILD / "python.json"
 
 def collect():
     """Reads what the runs counted, C++ by gcovr, Python by coverage.py."""
-    folders = [str(ROOT / name) for name in PRODUCT if (ROOT / name).is_dir()]
-    gcovr = [sys.executable, "-m", "gcovr", "--root", ROOT, "--exclude-throw-branches",
-             "--exclude-unreachable-branches",
-             "--merge-mode-functions=merge-use-line-min", "--gcov-ignore-parse-errors=all", "--gcov-ignore-errors=all",
-             *(word for folder in folders for word in ("--filter", folder)), "--exclude", ".*/tests/.*", "-j", "2",
-             "--json", CPP, "--html-details", BUILD / "report.html", BUILD, ROOT / "build/python-coverage"]
-    subprocess.run(gcovr, cwd=ROOT, check=True)
-    python = [sys.executable, "-m", "coverage"]
-    subprocess.run([*python, "combine", "--quiet", "--keep", BUILD], cwd=BUILD, check=True)
-    subprocess.run([*python, "json", "--quiet", "--ignore-errors", "-o", PYTHON], cwd=BUILD, check=True)
+    gcovr = [sys.executable, "-m", "gcovr", "--root", ROOT, "--merge-mode-functions=merge-use-line-min"]
+    rooms = [word for name in PRODUCT if (ROOT / name).is_dir() for word in ("--filter", f"{name}/")]
+    parts = []
+    for build in (BUILD, ROOT / "build/python-coverage/cmake"):  # from where the compiler ran, as sources are named
+        parts.append(BUILD / f"cpp-{build.name}.json")
+        subprocess.run([*gcovr, "--exclude-throw-branches", "--exclude-unreachable-branches", *rooms, "--exclude",
+                        ".*/tests/.*", "--exclude-directories", ".*/CompilerId.*", "--gcov-ignore-parse-errors=all", "-j", "2",
+                        "--gcov-object-directory", build, "--json", parts[-1], build], cwd=ROOT, check=True)
+    both = [word for part in parts for word in ("--add-tracefile", part)]
+    subprocess.run([*gcovr, *both, "--json", CPP, "--html-details", BUILD / "report.html"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "coverage", "json", "--quiet", "--ignore-errors", "--data-file",
+                    BUILD / ".coverage", "-o", PYTHON], cwd=BUILD, check=True)
 
 
 class Counts:
