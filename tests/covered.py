@@ -31,8 +31,8 @@ def collect():
     for build in (BUILD, ROOT / "build/python-coverage/cmake"):  # from where the compiler ran, as sources are named
         parts.append(BUILD / f"cpp-{build.name}.json")
         subprocess.run([*gcovr, "--exclude-throw-branches", "--exclude-unreachable-branches", *rooms, "--exclude",
-                        ".*/tests/.*", "--exclude-directories", ".*/CompilerId.*", "--gcov-ignore-parse-errors=all", "-j", "2",
-                        "--gcov-object-directory", build, "--json", parts[-1], build], cwd=ROOT, check=True)
+                        ".*/tests/.*", "--exclude-directories", ".*/CompilerId.*", "--gcov-ignore-parse-errors=all",
+                        "-j", "2", "--gcov-object-directory", build, "--json", parts[-1], build], cwd=ROOT, check=True)
     both = [word for part in parts for word in ("--add-tracefile", part)]
     subprocess.run([*gcovr, *both, "--json", CPP, "--html-details", BUILD / "report.html"], cwd=ROOT, check=True)
     subprocess.run([sys.executable, "-m", "coverage", "json", "--quiet", "--ignore-errors", "--data-file",
