@@ -22,8 +22,8 @@ T number(const Bytes& bytes, std::size_t at) {
 }
 
 // The right checksum of whatever the bytes are now.
-inline void reseal(Bytes& image) {
-    const std::uint64_t checksum = lowkv::xxh64(std::span(image).subspan(32));
+inline void reseal(std::span<std::byte> image) {
+    const std::uint64_t checksum = lowkv::xxh64(image.subspan(32));
     std::memcpy(image.data() + 24, &checksum, sizeof checksum);
 }
 

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <optional>
-#include <random>
 #include <string>
 
 #include "caller_memory.h"
@@ -14,6 +13,7 @@
 #include "lowkv/error.h"
 #include "lowkv/part.h"
 #include "lowkv/scheme.h"
+#include "numbers.h"
 
 using namespace lowkv;
 using namespace lowkv::test;
@@ -21,14 +21,6 @@ using namespace lowkv::test;
 namespace {
 
 constexpr std::uint32_t sequences = 2, kv_heads = 2, heads = 6;
-
-std::vector<float> numbers(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> found(count);
-    for (float& x : found) x = normal(random);
-    return found;
-}
 
 // As bytes of a type of rows.
 std::vector<std::byte> rows_of(const std::vector<float>& from, RowType type) {

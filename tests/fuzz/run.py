@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the fuzz targets, so many seconds each, and says what each did. A target's corpus stays in the cache: the next
-run goes on with it. A finding's bytes are kept beside it; `TARGET FILE` tries them again."""
+"""Runs the fuzz targets, so many seconds each, and says what each did. The corpus of a target stays in the cache, and
+the next run starts from it. Input that made a target fail is saved in the folder `findings` there; `TARGET FILE` runs
+the target on it again."""
 
 import argparse
 import os
@@ -23,9 +24,9 @@ class Target(NamedTuple):
 
 class Result(NamedTuple):
     executions: int
-    coverage: tuple  # edges with the corpus as it was, and in the end
-    corpus: tuple  # files, likewise
-    finding: str  # where its bytes are; empty: none
+    edges: tuple  # reached before and after the run
+    files: tuple  # in the corpus before and after the run
+    finding: str  # the file with the input that failed; empty if none did
 
 
 def targets(build, python):
@@ -91,7 +92,7 @@ def main():
         results[target.name] = run(target, arguments.seconds, arguments.corpus)
     print(f"{'target':14} {'executions':>11} {'edges':>15} {'corpus':>13}  finding")
     for name, result in results.items():
-        edges, files = (" -> ".join(map(str, pair)) for pair in (result.coverage, result.corpus))
+        edges, files = (" -> ".join(map(str, pair)) for pair in (result.edges, result.files))
         print(f"{name:14} {result.executions:11,} {edges:>15} {files:>13}  {result.finding or 'none'}")
     return any(result.finding for result in results.values())
 

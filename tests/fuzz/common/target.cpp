@@ -8,17 +8,16 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <stdexcept>
 
-#include "lowkv/serial.h"
+#include "tests/image_case.h"
 
 namespace lowkv::fuzz {
 namespace {
 
 // Of an image's header.
 constexpr std::string_view magic = "LOWKVIMG";
-constexpr std::size_t size_at = 16, checksum_at = 24, checked_from = 32, header_bytes = 88;
+constexpr std::size_t size_at = 16, header_bytes = 88;
 
 void write_seeds(const std::filesystem::path& folder) {
     std::size_t number = 0;
@@ -61,18 +60,8 @@ void seal_images(std::span<std::byte> bytes) {
         if (bytes.size() - at < header_bytes) return;
         std::memcpy(&size, bytes.data() + at + size_at, sizeof size);
         if (size < header_bytes || size > bytes.size() - at) continue;
-        const std::uint64_t checksum =
-            image_checksum(bytes.subspan(at, size).subspan(checked_from));
-        std::memcpy(bytes.data() + at + checksum_at, &checksum, sizeof checksum);
+        image_test::reseal(bytes.subspan(at, size));
     }
-}
-
-std::vector<float> numbers(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> all(count);
-    for (float& x : all) x = normal(random);
-    return all;
 }
 
 MemoryFile::MemoryFile(std::string_view contents) : file_(memfd_create("fuzz", MFD_CLOEXEC)) {

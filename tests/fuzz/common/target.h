@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/numbers.h"
+
 namespace lowkv::fuzz {
 
 using Bytes = std::vector<std::byte>;
@@ -27,7 +29,7 @@ class Input {
   public:
     explicit Input(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
-    // The next byte; 0 where there is none.
+    // Takes the next byte from the front, or 0 once all are taken.
     unsigned byte();
     std::size_t below(std::size_t most) { return byte() % most; }
     Bytes rest() const { return {bytes_.begin(), bytes_.end()}; }
@@ -47,8 +49,7 @@ Bytes seed(std::initializer_list<unsigned> choices, std::string_view file);
 // be out of reach of random changes.
 void seal_images(std::span<std::byte> bytes);
 
-// Pseudo-random numbers for seeds, of about N(0, 1).
-std::vector<float> numbers(std::size_t count, unsigned seed);
+using test::numbers;  // for seeds
 
 // A file in memory, for readers that take a path.
 class MemoryFile {
