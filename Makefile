@@ -131,7 +131,8 @@ test-builds: build ## the plug-in under llama.cpp built in other ways (BUILDS="d
 	    tests/matrix $(PYTEST_ARGS)
 
 PACKAGE := build/python/site
-# $(call INSTALL,folder[,settings[,source]]): the Python package in folder/site, or that of another source
+# $(call INSTALL,folder[,settings[,source[,preset]]]): the Python package in folder/site, or that of another source, on
+# the core of build/preset
 INSTALL = CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$(call dep,LOWKV_TRANSFORMERS_PYTHON)" -m pip \
 	--disable-pip-version-check install --quiet --upgrade --no-deps --no-build-isolation --target $(1)/site \
 	--config-settings=build-dir=$(CURDIR)/$(1)/cmake --config-settings=cmake.define.LOWKV_WERROR=ON \
@@ -238,13 +239,14 @@ site: ## the documentation site in build/site, with the API reference if `make d
 change-cost: setup ## what a preset, a word, a subcommand, an instruction set cost in files: made in a copy, built and tested
 	@deps/change_cost.py $(CHANGES)
 
-# The package on the core of build/coverage, whose counts it adds to; each run of Python counts into a file of its own.
+# The package on the core of build/coverage, whose counts it adds to. Python runs in one process: coverage.py, found by a
+# path alone, does not follow the workers of pytest.
 .PHONY: coverage
 coverage: ## which lines and branches `make test` runs, by room (an hour); build/coverage/report.html has each line
 	@$(SETUP) text gemma venv-transformers lmcache venv-coverage
 	$(call BUILD,coverage)
 	$(call INSTALL,build/python-coverage,--config-settings=cmake.define.CMAKE_CXX_FLAGS=--coverage,,coverage)
-	find build/coverage build/python-coverage \( -name '*.gcda' -o -name '.coverage*' \) -delete
+	find build/coverage build/python-coverage -name '*.gcda' -delete
 	LOWKV_TEST_SAMPLE=2 ctest --preset coverage -j $(JOBS)
 	$(MAKE) test-e2e PRESET=coverage
 	site=$$(echo "$$(dirname $(call dep,LOWKV_COVERAGE_PYTHON))"/../lib/python*/site-packages)

@@ -58,14 +58,15 @@ class Room(NamedTuple):
     pytest: tuple = ()
 
 
-OTHERS = "cli|plugin|calibrat|cuda|device|install|example|format.cuda|filter|blocks_filter|row|rope|kernel_row"
+GUESTS = "calibrat|filter|blocks_filter|row|rope|kernel_row"  # how the names of their tests begin
+CORE = f"(?!cli|plugin|cuda|device|install|example|format.cuda|{GUESTS})"
 SETS = tuple(f"src/kernels/{name}" for name in ("amx", "avx512", "avx512_vbmi", "avx_vnni", "neon", "neon_i8mm"))
 ROOMS = {
     "core": Room(("src", "include/lowkv", "platform"),
                  ("src/kernels", "platform/windows", "include/lowkv/cuda.h", "include/lowkv/opencl.h"),
-                 f"(?!{OTHERS})"),
-    "kernels": Room(("src/kernels",), SETS, f"(?!{OTHERS})"),
-    "guests": Room(("guests",), (), "(filter|blocks_filter|row|rope|calibrat|kernel_row)"),
+                 CORE),
+    "kernels": Room(("src/kernels",), SETS, CORE),
+    "guests": Room(("guests",), (), f"({GUESTS})"),
     "plug-in": Room(("plugins/llama.cpp",), ("plugins/llama.cpp/trial",), "plugin", ("tests/e2e", "-k", "plugin")),
     "command": Room(("cli",), ("cli/calibrate", "cli/platform/windows"), "cli", ("tests/e2e", "-k", "not plugin")),
     "Python": Room(("python/lowkv",), ("python/lowkv/vllm", "python/lowkv/llama_cpp.py"), "", ("tests/python",)),
@@ -142,6 +143,11 @@ def draw(rng, rooms, tree):
             yield {"room": name, "file": path, "line": number, "old": old, "new": rng.choice(new).rstrip("\n")}
 
 
+def key(mutant):
+    """What makes it the same as one of an earlier run, whose line may have moved."""
+    return mutant["file"], mutant["old"], mutant["new"]
+
+
 def found_again(mutant):
     """An earlier mutant where its line is now; None if there is no such line any more."""
     lines = (TREE / mutant["file"]).read_text().splitlines() if (TREE / mutant["file"]).exists() else []
@@ -181,7 +187,7 @@ class Suite:
         if failed:
             sys.exit(f"mutants: without a mutant {failed}: see {WORK / 'log'}")
         self.tests = sorted((test._replace(seconds=took[test.name]) for test in tests), key=lambda test: test.seconds)
-        self.same = self.made()
+        self.same = None if self.python else self.made()
 
     def build(self):
         """Whether it compiles."""
@@ -296,22 +302,21 @@ def main():
     options = parser.parse_args()
     rooms = options.room or list(ROOMS)
     rng = random.Random(options.seed)
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    paths = json.loads(must(sys.executable, "deps/setup.py", "--paths", folder=ROOT))
-    WORK.mkdir(parents=True, exist_ok=True)
-    if not options.list:
-        make_tree()
-    if options.again:
-        drawn = filter(None, (found_again(each) for each in known
-                              if each["end"] == "survived" and each["room"] in rooms))
-        options.sample = len(known)
-    else:
-        drawn = draw(rng, rooms, ROOT if options.list else TREE)
     if options.list:
-        for mutant in itertools.islice(drawn, options.sample):
+        for mutant in itertools.islice(draw(rng, rooms, ROOT), options.sample):
             show(mutant | {"end": "drawn", "by": ""})
         return 0
 
+    paths = json.loads(must(sys.executable, "deps/setup.py", "--paths", folder=ROOT))
+    WORK.mkdir(parents=True, exist_ok=True)
+    make_tree()
+    known = {key(each): each for each in (json.loads(RESULTS.read_text()) if RESULTS.exists() else ())}
+    if options.again:
+        survivors = [each for each in known.values() if each["end"] == "survived" and each["room"] in rooms]
+        drawn = filter(None, map(found_again, survivors))
+        options.sample = len(survivors)
+    else:
+        drawn = draw(rng, rooms, TREE)
     suites, results = {}, []
     while len(results) < options.sample and (mutant := next(drawn, None)):
         if mutant["room"] not in suites:
@@ -323,9 +328,8 @@ def main():
             continue
         results.append(mutant)
         show(mutant)
-        kept = [each for each in known if (each["file"], each["old"], each["new"]) not in
-                {(other["file"], other["old"], other["new"]) for other in results}]
-        RESULTS.write_text(json.dumps(kept + results, indent=1))
+        known[key(mutant)] = mutant
+        RESULTS.write_text(json.dumps(list(known.values()), indent=1))
     print(table(results))
     return 0
 
