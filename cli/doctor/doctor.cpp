@@ -157,7 +157,7 @@ void look_at_environment(Findings& findings) {
     }
 }
 
-int doctor(DoctorOptions& options) {
+int doctor(DoctorOptions options) {
     if (!options.scheme.empty()) static_cast<void>(parse_scheme(options.scheme));
     route_logs(options.verbose);
     Findings findings;

@@ -6,7 +6,7 @@
 #include "isa/table.h"
 #include "lowkv/codebook.h"
 #include "lowkv/error.h"
-#include "messages.h"
+#include "quantizers/rules.h"
 #include "row/row_part.h"
 
 namespace lowkv {

@@ -55,19 +55,19 @@ void check_place(const Batch& batch, const Array& array, const char* name) {
           device.starts_with("cuda") ? "" : "; that takes none but the CPU's");
 }
 
-template <class Heads, class Tokens>
-std::string shape_text(const Batch& batch, std::size_t sequences, const Heads& heads,
-                       const Tokens& tokens) {
-    return concat("[", sequences, ", ", heads, ", ", tokens, ", ", batch.plan().shape().head_dim,
-                  "]");
-}
-
 template <class Array>
 BatchStrides strides_of(const Array& array, const char* name) {
     check(array.shape(3) <= 1 || array.stride(3) == 1, name, ": channels must lie side by side");
     return {.sequence = static_cast<std::size_t>(array.stride(0)),
             .head = static_cast<std::size_t>(array.stride(1)),
             .token = static_cast<std::size_t>(array.stride(2))};
+}
+
+template <class Array>
+void check_queries(const Batch& batch, const Array& q) {
+    const std::uint32_t head_dim = batch.plan().shape().head_dim;
+    check(q.shape(0) == batch.size() && q.shape(3) == head_dim, "q must be [", batch.size(),
+          ", heads, queries, ", head_dim, "]");
 }
 
 // Checks an array of rows: `tokens` of them, of so many sequences.
@@ -77,7 +77,8 @@ BatchStrides check_rows(const Batch& batch, const Array& rows, std::size_t seque
     const Shape& shape = batch.plan().shape();
     check(rows.shape(0) == sequences && rows.shape(1) == shape.kv_heads &&
               rows.shape(2) == tokens && rows.shape(3) == shape.head_dim,
-          name, " must be ", shape_text(batch, sequences, shape.kv_heads, tokens));
+          name, " must be [", sequences, ", ", shape.kv_heads, ", ", tokens, ", ", shape.head_dim,
+          "]");
     return strides_of(rows, name);
 }
 
@@ -129,8 +130,7 @@ void attend(const Batch& batch, const Floats& q, const FloatsOut& out, std::uint
             const std::optional<Floats>& mask, bool causal, std::uint32_t window, float scale,
             float softcap, const std::optional<Logits>& sink_logits, unsigned threads) {
     static thread_local AttentionWorkspace workspace;
-    check(q.shape(0) == batch.size() && q.shape(3) == batch.plan().shape().head_dim,
-          "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
+    check_queries(batch, q);
     for (std::size_t i = 0; i < 4; ++i)
         check(out.shape(i) == q.shape(i), "out must have q's shape");
     check(first <= batch.tokens(), "first, ", first, ", is past the ", batch.tokens(),
@@ -186,8 +186,7 @@ void update_query_stats(Batch& batch, const QueriesSeen& q, std::optional<std::u
                                  {q.data(), strides.token, strides.head, queries, heads, tokens});
         return;
     }
-    check(q.shape(0) == batch.size() && q.shape(3) == head_dim,
-          "q must be " + shape_text(batch, batch.size(), "heads", "queries"));
+    check_queries(batch, q);
     batch.update_query_stats(q.data(), strides, queries, heads, tokens);
 }
 

@@ -327,7 +327,8 @@ void encode_blocks(Device& device, const Plan& plan, std::span<Encoding> blocks,
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         if (blocks[i].leads && blocks[i].queries != nullptr) blocks[i].queries->keep(queries[i]);
-        for (std::uint32_t head = 0; !blocks[i].leads && head < plan.shape().kv_heads; ++head)
+        if (blocks[i].leads) continue;
+        for (std::uint32_t head = 0; head < plan.shape().kv_heads; ++head)
             device.copy_in(blocks[i].packed + plan.keys().section_offset(head), &mark, sizeof mark);
     }
 }

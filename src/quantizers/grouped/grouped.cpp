@@ -1,8 +1,8 @@
 #include "quantizers/grouped/grouped.h"
 
 #include "lowkv/codebook.h"
-#include "messages.h"
 #include "quantizers/packing.h"
+#include "quantizers/rules.h"
 
 namespace lowkv::codec {
 namespace {

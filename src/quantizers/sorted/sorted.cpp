@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "isa/table.h"
-#include "messages.h"
+#include "quantizers/rules.h"
 #include "quantizers/sorted/section.h"
 
 namespace lowkv::codec {

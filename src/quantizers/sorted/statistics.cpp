@@ -30,6 +30,7 @@ void write_damping(const lowkv_sorted& part, const float* queries, std::byte* se
     if (!(least > 0) || !std::isfinite(largest)) return;
     for (std::uint32_t c = 0; c < channels; ++c) {
         // To the nearest power of two; the least share keeps it above 2^-15 in heads of 576.
+        // Energies are never negative, but for those of a crafted image.
         const int octaves =
             -std::ilogb((std::abs(queries[c]) + least) / largest * std::numbers::sqrt2_v<float>);
         section[part.section.damping + c / 2] |=

@@ -13,9 +13,8 @@ struct Rule {
 };
 template <std::size_t N>
 std::string_view first_broken(const Rule (&rules)[N]) noexcept {
-    for (const Rule& rule : rules) {
+    for (const Rule& rule : rules)
         if (rule.broken) return rule.says;
-    }
     return {};
 }
 
